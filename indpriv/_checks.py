@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from indpriv._facts import refused
-from indpriv._types import ArrayLike, FloatArray, NDArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 
 
@@ -63,7 +63,7 @@ def check_setting(name: str, value: ArrayLike) -> FloatArray:
 def check_row(
     name: str,
     value: ArrayLike,
-    accepts: Callable[[FloatArray], NDArray[np.bool_]],
+    accepts: Callable[[FloatArray], BoolArray],
     expected: str,
     *,
     least: int = 0,

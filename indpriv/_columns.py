@@ -197,13 +197,13 @@ def groupable_columns(frame: pd.DataFrame | Rows) -> list[str]:
     return ["label", *(name for name in frame.columns if name not in RESERVED_COLUMNS)]
 
 
-def to_floats(column: pd.Series[Any]) -> NDArray[np.float64]:
+def to_floats(column: pd.Series[Any]) -> FloatArray:
     """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf":
         return column.to_numpy(dtype=np.float64, copy=True)  # without a Python object each
     values = column.to_numpy(dtype=object, copy=True)
     values[column.isna().to_numpy()] = np.nan
-    floats: NDArray[np.float64] = values.astype(np.float64)
+    floats: FloatArray = values.astype(np.float64)
     return floats
 
 

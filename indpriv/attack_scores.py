@@ -14,7 +14,7 @@ import pandas as pd
 from indpriv import _checks, _files, _reading
 from indpriv._columns import to_texts
 from indpriv._facts import damaged, refused
-from indpriv._types import ArrayLike, FloatArray, NDArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
@@ -67,15 +67,15 @@ class AttackScores:
         details: further numbers of each score by name, (n,) each; NaN where there is none.
     """
 
-    scores: NDArray[np.float64]
-    member: NDArray[np.bool_]
+    scores: FloatArray
+    member: BoolArray
     method: str
     groups: NDArray[np.generic] | None = None
     fair_coins: bool = False
     example_ids: NDArray[np.generic] | None = None
-    model: NDArray[np.int64] | None = None
+    model: IntArray | None = None
     adversary: str = "final_model"
-    details: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    details: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.scores.shape
@@ -86,7 +86,7 @@ class AttackScores:
         if np.isnan(self.scores).any():
             raise refused("refusal.scores", "nan", n=int(np.isnan(self.scores).sum()))
 
-    def take(self, chosen: NDArray[np.bool_]) -> AttackScores:
+    def take(self, chosen: BoolArray) -> AttackScores:
         """The scores that a mask (n,) chooses."""
         columns = {name: values[chosen] for name, values in self._columns().items()}
         details = {name: columns.pop(name) for name in self.details}
@@ -237,7 +237,7 @@ def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:
         raise InputError(f"{column.name} holds a value that is not {what} ({error})") from error
 
 
-def _memberships(column: pd.Series[Any]) -> NDArray[np.bool_]:
+def _memberships(column: pd.Series[Any]) -> BoolArray:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:

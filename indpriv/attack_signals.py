@@ -30,7 +30,7 @@ from indpriv import _checks, _files
 from indpriv._facts import damaged, refused, text
 from indpriv._folders import make_folder, open_file, refuse_links
 from indpriv._reading import Whole, check, named, parse_json, read_npz, table
-from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 
 KINDS = {
@@ -243,7 +243,7 @@ class AttackSignals:
         return open_signals(path)[CONFIDENCE]
 
 
-def split_units(codes: NDArray[np.int64], member: BoolArray) -> int:
+def split_units(codes: IntArray, member: BoolArray) -> int:
     """How many units, numbered row by row, have both members and non-members."""
     rows, inside = np.bincount(codes), np.bincount(codes, weights=member)
     return int(((inside > 0) & (inside < rows)).sum())

@@ -27,7 +27,7 @@ from indpriv._columns import Rows, StoredColumn, as_rows, joined
 from indpriv._facts import damaged, refused
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Whole, check, named, table
-from indpriv._types import FloatArray, IntArray, NDArray
+from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError
 
 DISCLAIMER = (
@@ -235,7 +235,7 @@ class EpsilonTable:
         return len(self.example_ids)
 
     @property
-    def at_worst_case(self) -> NDArray[np.bool_]:
+    def at_worst_case(self) -> BoolArray:
         """(n_examples,) whether epsilon is the worst case, of a unit that of as many rows."""
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
@@ -264,7 +264,7 @@ class EpsilonTable:
         kept = {name: values for name, values in self.details.items() if name in details}
         return replace(self, details=kept).take(slice(None))
 
-    def take(self, kept: NDArray[np.bool_] | IntArray | slice) -> EpsilonTable:
+    def take(self, kept: BoolArray | IntArray | slice) -> EpsilonTable:
         """The table of the examples that a mask (n_examples,), positions or a slice choose."""
         with nullcontext() if self.path is None else named(self.path):
             ends: dict[str, Any] = {

@@ -182,7 +182,7 @@ class RoundRecorder:
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(ids), np.int64)
         self._expected = self._variance = 0.0
-        self._writer = writer.NormLogWriter(self.run_dir, header, ids, units, np.zeros(0, np.int64))
+        self._writer = writer.NormLogWriter(self.run_dir, header, ids, units)
         with _files.on_failure(self.close):
             if state is not None:
                 self._writer.truncate(self._from)

@@ -84,9 +84,7 @@ def convert(
         run={"converted": True, "seeded": seeded}
         | {name: declared[name] for name in known if declared.get(name) is not None},
     )
-    nobody = np.zeros(0, dtype=np.int64)
-    ids = (norms.example_ids, norms.unit_ids, nobody)
-    with closing(NormLogWriter(run_dir, header, *ids)) as writer:
+    with closing(NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids)) as writer:
         narrow = set()
         for number, step in enumerate(steps):
             exact, caveat = fields.widened(norms.read(number))
@@ -116,8 +114,7 @@ def convert(
             converted=session_counts.Conversion(source=norms_file.name),
             draws=draws,
         )
-        for start, stop in settings.spans():
-            writer.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
+        writer.spans(settings, 0, len(settings), counts)
         _files.write_json(run_dir / run_files.RUN_JSON, {"name": run_dir.name, **content})
         writer.finish(counts)
     run_files.seal(run_dir)

@@ -137,7 +137,7 @@ def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
         )
 
 
-def widened(norms: NDArray[np.generic]) -> tuple[NDArray[np.float64], str]:
+def widened(norms: NDArray[np.generic]) -> tuple[FloatArray, str]:
     """Norms in float64, rounded up where they were narrower; and then the caveat, else ""."""
     exact = norms.astype(np.float64)
     if norms.dtype.kind != "f" or norms.dtype.itemsize >= exact.dtype.itemsize:
@@ -229,9 +229,8 @@ class StepSettings:
                 clip[first + 1 : last] = self.max_grad_norm[max(first, 0) : last + 1].min()
         return replace(self, max_grad_norm=clip)
 
-    def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """(first, end) of each stretch of equal settings, from step start to before stop."""
-        end = len(self) if stop is None else stop
+    def spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(first, stop) of each stretch of equal settings, from step start to before end."""
         columns = np.stack([getattr(self, name)[start:end] for name in SETTING_NAMES])
         changes = start + 1 + np.flatnonzero((np.diff(columns) != 0).any(axis=0))
         return pairwise([start, *changes.tolist(), end]) if end > start else iter(())

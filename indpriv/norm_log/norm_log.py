@@ -299,10 +299,8 @@ def _coded(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> NDA
     """Norms (n_records, n_examples), coded unless they are kept in full."""
     if not levels.rounding:
         return norms
-    codes = np.empty(norms.shape, levels.dtype)
-    for row, max_grad_norm in enumerate(max_grad_norms.tolist()):  # one at a time, for memory
-        codes[row] = levels.encode(norms[row], max_grad_norm)
-    return codes
+    codes = map(levels.encode, norms, max_grad_norms.tolist())  # one at a time, for memory
+    return np.array([*codes], levels.dtype).reshape(norms.shape)
 
 
 def coarser(log: NormLog, rounding: float) -> NormLog:

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from indpriv import _checks, _facts, _files
-from indpriv._types import ArrayLike, IntArray, NDArray
+from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.fields import StepSettings, check_norms
 
@@ -80,9 +80,9 @@ class Levels:
         return np.uint8 if self.top + _OVERFLOW_PER_OCTAVE <= np.iinfo(np.uint8).max else np.uint16
 
     @cached_property
-    def fractions(self) -> NDArray[np.float64]:
+    def fractions(self) -> FloatArray:
         """(top + 1,) relative norms of the levels, as fractions of max_grad_norm."""
-        fractions: NDArray[np.float64] = np.minimum(np.arange(self.top + 1) * self.rounding, 1.0)
+        fractions: FloatArray = np.minimum(np.arange(self.top + 1) * self.rounding, 1.0)
         fractions[-1] = 1.0
         return fractions
 
@@ -113,11 +113,11 @@ class Levels:
             codes[clipped] = self.top + above.astype(np.int64)
         return codes.astype(self.dtype)
 
-    def relative(self, codes: Codes) -> NDArray[np.float64]:
+    def relative(self, codes: Codes) -> FloatArray:
         """Contributions min(norm, C) / C of codes, where C is the max_grad_norm of their record."""
         return self.fractions[np.minimum(codes, self.top)]
 
-    def norms(self, codes: Codes, max_grad_norm: float) -> NDArray[np.float64]:
+    def norms(self, codes: Codes, max_grad_norm: float) -> FloatArray:
         """Norms that codes stand for; of clipped ones, the upper edge of their bin."""
         octaves = np.maximum(codes.astype(np.int64) - self.top, 0) / _OVERFLOW_PER_OCTAVE
         return self.relative(codes) * np.exp2(octaves) * max_grad_norm
@@ -265,7 +265,7 @@ class BatchNormEntries:
             return entries
         return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 
-    def take(self, positions: NDArray[np.int64], n_examples: int) -> BatchNormEntries:
+    def take(self, positions: IntArray, n_examples: int) -> BatchNormEntries:
         """Entries of the examples at some of the n_examples positions, renumbered."""
         starts = np.searchsorted(self.position, np.arange(n_examples + 1))
         lengths = np.diff(starts)[positions]

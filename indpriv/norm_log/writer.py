@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from indpriv import _facts, _files, _folders, _reading, _storage
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log import records, run_files
+from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 
@@ -35,6 +36,7 @@ _ALIKE = (
     *("n_examples", "ids_fingerprint", "rounding", "rounding_mode", "individually_clipped"),
     *("unit", "policy", "privacy_filter"),
 )
+_NOBODY = np.zeros(0, np.int64)
 _ALIKE_IN_RUN = {"ranks": 1, "max_batch_size": None, "clipping_norm_epsilon": 0.0}
 
 
@@ -80,8 +82,8 @@ class NormLogWriter:
         run_dir: Path,
         header: LogHeader,
         example_ids: NDArray[np.generic],
-        unit_ids: NDArray[np.generic] | None,
-        reference_positions: NDArray[np.int64],
+        unit_ids: NDArray[np.generic] | None = None,
+        reference_positions: IntArray = _NOBODY,
     ) -> None:
         """Start a log in an empty directory, or continue one and remove what a crash left there."""
         exact = np.zeros(len(example_ids), dtype=bool)
@@ -124,7 +126,7 @@ class NormLogWriter:
     def record(
         self,
         step: int,
-        norms: NDArray[np.float64],
+        norms: FloatArray,
         *,
         max_grad_norm: float,
         targets_fingerprint: str,
@@ -154,11 +156,7 @@ class NormLogWriter:
         )
 
     def exact(
-        self,
-        first: int,
-        norms: NDArray[np.float64],
-        max_grad_norms: NDArray[np.float64],
-        seconds: float,
+        self, first: int, norms: FloatArray, max_grad_norms: FloatArray, seconds: float
     ) -> None:
         """Append rows (n_steps, n_reference) of the reference examples, of steps from `first`."""
         rows = self._levels.encode(norms, max_grad_norms[:, np.newaxis])
@@ -171,8 +169,8 @@ class NormLogWriter:
     def free(
         self,
         first: int,
-        batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
-        max_grad_norms: NDArray[np.float64],
+        batches: Sequence[tuple[IntArray, FloatArray] | None],
+        max_grad_norms: FloatArray,
     ) -> None:
         """Append positions and norms of batches (None: unknown) of steps; `steps` must follow."""
         known = {step: batch for step, batch in enumerate(batches) if batch is not None}
@@ -194,9 +192,7 @@ class NormLogWriter:
             **self._write(f"free-{first:012d}.parquet", records.file_bytes(entries, first)),
         )
 
-    def left_out(
-        self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
-    ) -> None:
+    def left_out(self, first: int, count: int, positions: IntArray, steps: IntArray) -> None:
         """Append the examples that the filter left out in `count` steps, with the step for each."""
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
         written = self._write(f"filter-{first:012d}.parquet", columns)
@@ -207,6 +203,11 @@ class NormLogWriter:
         self._journal.append(
             "steps", first=first, count=count, evidence=counts.to_json(), **setting
         )
+
+    def spans(self, settings: StepSettings, first: int, end: int, counts: SessionCounts) -> None:
+        """Append the steps from first to before end of a run with these settings."""
+        for start, stop in settings.spans(first, end):
+            self.steps(start, stop - start, **vars(settings.at(start)), counts=counts)
 
     def truncate(self, step: int) -> None:
         """Declare void what was logged beyond `step`, from which training was resumed."""

@@ -294,10 +294,7 @@ class Recorder:
             self._prepare(header)
             upload_to = self._upload_to if self._ranks.writes else None
             try:
-                with (
-                    uploaded(self.run_dir, upload_to, or_warn=True),
-                    self._recording(header),
-                ):
+                with uploaded(self.run_dir, upload_to, or_warn=True), self._recording(header):
                     self._is_open = True
                     yield self
             finally:
@@ -429,7 +426,7 @@ class Recorder:
             policy = {**header.policy, "free_records": False, "exact_examples": 0}
             test_header = replace(header, policy=policy, privacy_filter={})
             ids = np.arange(length(data.test_set, "test_set"))
-            logs.append((HOLDOUT, test_header, ids, None, np.zeros(0, dtype=np.int64)))
+            logs.append((HOLDOUT, test_header, ids))
         for folder, *arguments in logs if self._ranks.writes else ():
             path = make_folder(make_folder(self.run_dir), folder)
             self._writers.append(NormLogWriter(path, *arguments))
@@ -472,7 +469,7 @@ class Recorder:
                     sign(folder, self._key)
             if self._step and self._clipping.varies:
                 resumed = open_run(folder)
-                self._clipping.restore(resumed.log, journal_state.read_left_out(resumed.state))
+                self._clipping.restore(resumed.log, journal_state.read_left_out(resumed))
             self._take()
             try:
                 steps = self._before_step, self._after_step

@@ -16,6 +16,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -311,19 +312,11 @@ def _write_log(
             from_step=0, seeded=seeded, caveats=caveats, sampler=settings.sampler, replayed=replayed
         )
 
-    def append_steps(first: int, end: int, weights: str | None = None) -> None:
-        for start, stop in steps.spans(first, end):
-            setting = vars(steps.at(start))
-            writer.steps(start, stop - start, **setting, counts=counts(weights))
-
     ends = [*(model.step for model in models), total]
-    unfinished = n_done < len(models) or logged < total
-    writer = NormLogWriter(
-        run_dir, header, made.spec.ids, made.spec.ids_of_units, np.zeros(0, np.int64)
-    )
-    try:
+    ids = made.spec.ids, made.spec.ids_of_units
+    with closing(NormLogWriter(run_dir, header, *ids)) as writer:
         progress(REPLAYING, n_done, len(models))
-        append_steps(logged, ends[n_done])
+        writer.spans(steps, logged, ends[n_done], counts())
         for number, model in enumerate(models[n_done:], n_done):
             taken, weights = made.norms_at(model.path)
             with deferred_interrupts():
@@ -334,19 +327,15 @@ def _write_log(
                     targets_fingerprint=taken.targets_fingerprint,
                     seconds=taken.seconds,
                 )
-                append_steps(max(model.step, logged), ends[number + 1], weights)
+                first = max(model.step, logged)
+                writer.spans(steps, first, ends[number + 1], counts(weights))
             progress(REPLAYING, number + 1, len(models))
-        if unfinished:
+        if n_done < len(models) or logged < total:
             writer.finish(counts())
-    finally:
-        writer.close()
 
 
 def _already_done(
-    run_dir: Path,
-    models: Sequence[SavedModel],
-    settings: RunSettings,
-    made: CheckpointPass,
+    run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: CheckpointPass
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
@@ -458,7 +447,7 @@ def challenge(
     _checks.check_positive_int("challenges", n)
     spec = load_spec(spec) if isinstance(spec, str) else spec
     run = open_run(run_dir)
-    log, header = run.log, run.state.header
+    log, header = run.log, run.header
     if (kind := header["run"].get("clipping", "flat")) not in _CLIPPINGS:
         raise InputError(f"{run_dir}: norms under {kind} clipping cannot be challenged; replay it")
     found = saved_models.discover(Path(checkpoints), spec.load, step_of)
@@ -478,7 +467,7 @@ def challenge(
     own, data = (np.asarray(ids).astype(str) for ids in (log.example_ids, spec.ids))
     place = pd.Index(data).get_indexer(pd.Index(own))  # of the log's examples in the data, or -1
     differ, n_norms, far = list[str](), 0, 0
-    half = any(one.training and one.training.clip_rounding for one in run.state.sessions)
+    half = any(one.training and one.training.clip_rounding for one in run.sessions)
     batches = None if log.batch_norms is None else log.batch_norms.read(0, log.n_examples)
     headroom = (header["run"].get("clip_headroom") or 0.0) * log.individually_clipped
     slack = made.norm_pass.slack  # of both, and what a log says without half precision is not more
