@@ -34,7 +34,6 @@ MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
 _MAX_BINS = 1000
 _MOST_VALUES = 1 << 20  # distinct values of a column that are kept
 _SIGNIFICAND, _FEWEST_BITS = 52, 8
-_AT_ONCE = 1 << 23  # rows that are compared in memory
 _INT64 = 2.0**63  # that whole numbers lie below
 
 
@@ -435,44 +434,35 @@ def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
 # --- which of many rows share a value, in memory that does not grow with them
 
 
-@dataclass(frozen=True)
-class Repeats:
-    """Finds rows that share a 64-bit number, part by part: a part has all rows of its numbers.
+def repeats(
+    numbers: Callable[[], Iterable[NDArray[np.uint64]]], n: int, most: int | None = None
+) -> tuple[IntArray, int]:
+    """Increasing positions of the rows that share a number, and how many numbers there are.
 
-    numbers: gives those of n rows in order, again for each part.
+    numbers: gives those of at most n rows in order, again if halves of some are equal: in memory
+    are 4 bytes a row. most: give whole groups of about so many rows only.
     """
-
-    numbers: Callable[[], Iterable[NDArray[np.uint64]]]
-    n: int
-
-    def positions(self, most: int | None = None) -> IntArray:
-        """Increasing positions of the rows of whole groups, of at most about this many rows."""
-        found, n = [np.zeros(0, np.int64)], 0
-        for numbers, positions in self._sorted():
-            same = np.concatenate([[False], numbers[1:] == numbers[:-1], [False]])
-            members = np.flatnonzero(same[1:] | same[:-1])  # of a group: its rows follow each other
-            first = np.where(same[members], 0, np.arange(len(members)))
-            before = n + np.maximum.accumulate(first)  # rows of the groups before it
-            found.append(positions[members if most is None else members[before < most]])
-            n += len(found[-1])
-        return np.sort(np.concatenate(found))
-
-    def distinct(self) -> int:
-        """Number of distinct numbers."""
-        return sum(len(np.unique(numbers)) for numbers, _ in self._sorted())
-
-    def _sorted(self) -> Iterator[tuple[NDArray[np.uint64], IntArray]]:
-        """The numbers of each part, those of one remainder, in order, and their positions."""
-        n_parts = 1 << max(0, -(-self.n // _AT_ONCE) - 1).bit_length()
-        for part in range(n_parts):
-            found, first = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))], 0
-            for some in self.numbers():
-                mine = np.flatnonzero(some & np.uint64(n_parts - 1) == part)
-                found.append((some[mine], mine + first))
-                first += len(some)
-            numbers, positions = map(np.concatenate, zip(*found, strict=True))
-            order = np.argsort(numbers, kind="stable")
-            yield numbers[order], positions[order]
+    halves, end = np.empty(n, np.uint32), 0
+    for part in numbers():
+        halves[end : end + len(part)] = part.astype(np.uint32)
+        end += len(part)
+    halves = halves[:end]
+    halves.sort()
+    twice = np.unique(halves[1:][halves[1:] == halves[:-1]])
+    del halves
+    found, first = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))], 0
+    for part in numbers() if len(twice) else ():
+        half = part.astype(np.uint32)
+        at = np.minimum(np.searchsorted(twice, half), len(twice) - 1)
+        here = np.flatnonzero(twice[at] == half)
+        found.append((part[here], here + first))
+        first += len(part)
+    values, positions = map(np.concatenate, zip(*found, strict=True))
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    kept = sizes > 1
+    if most is not None:
+        kept &= np.cumsum(sizes * kept) - sizes < most
+    return positions[kept[group]], end - int((sizes - 1).sum())
 
 
 def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint64]:
@@ -496,8 +486,11 @@ def repeated(rows: Rows, name: str) -> pd.Series[Any]:
     """
     if _increasing(rows, name):
         return pd.Series([], dtype=object)
-    found = Repeats(lambda: (numbers_of(one[name]) for one in frames_of(rows, [name])), len(rows))
-    values = rows_at(rows, found.positions(), [name])[name]  # whose hashes are equal
+
+    def numbers() -> Iterator[NDArray[np.uint64]]:
+        return (numbers_of(frame[name]) for frame in frames_of(rows, [name]))
+
+    values = rows_at(rows, repeats(numbers, len(rows))[0], [name])[name]  # whose hashes are equal
     return values[values.duplicated()]
 
 

@@ -1,4 +1,4 @@
-"""Rows that share a value, found at once or in several parts."""
+"""Rows that share a value, whose hashes may agree in half of their bits."""
 
 import numpy as np
 import pandas as pd
@@ -7,28 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv import _columns
-from indpriv._columns import Repeats, as_rows, joined, numbers_of, repeated
+from indpriv._columns import as_rows, joined, numbers_of, repeated, repeats
 
 RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
-
-
-@pytest.fixture(autouse=True, params=[1, 3, 1 << 20])
-def rows_of_a_file(request, monkeypatch):
-    monkeypatch.setattr(_columns, "_AT_ONCE", request.param)
 
 
 def rows_of(values):
     return joined([as_rows(pd.DataFrame({"id": values[start:stop]})) for start, stop in RANGES])
 
 
-def repeats(parts):
-    numbers = list(map(numbers_of, parts))
-    return Repeats(lambda: numbers, sum(map(len, numbers)))
+def found_in(parts, most=None):
+    positions, distinct = repeats(lambda: parts, sum(map(len, parts)), most)
+    return positions.tolist(), distinct
 
 
 def repeats_of(values, ranges=RANGES):
-    found = repeats(values[start:stop] for start, stop in ranges)
-    return found.positions().tolist(), found.distinct()
+    return found_in([numbers_of(values[start:stop]) for start, stop in ranges])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,27 +42,35 @@ def test_a_missing_value_in_one_range_hides_no_repeat():
     values = [1, 2, 1, 2, None, 1, 2, 2.5]
     ranges = [pd.Series(values[:4]), pd.Series(values[4:]).dropna()]
     assert [part.dtype.kind for part in ranges] == ["i", "f"]
-    found = repeats(ranges)
-    assert found.positions().tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.distinct() == 3
+    assert found_in([*map(numbers_of, ranges)]) == ([0, 1, 2, 3, 4, 5], 3)
     large = np.array([2**53, 2**53 + 1])  # equal as floats
     assert len(set(numbers_of(large).tolist())) == 2
 
 
 def test_only_whole_groups_are_given_up_to_a_number():
     values = np.repeat(np.arange(4), 5)
-    positions = repeats([values]).positions(most=7)
+    positions, distinct = found_in([numbers_of(values)], most=7)
+    assert distinct == 4
     assert len(positions) == 10
     assert set(np.bincount(values[positions])) <= {0, 5}
 
 
 def test_whole_numbers_in_order_are_only_looked_at(monkeypatch):
-    monkeypatch.setattr(_columns, "Repeats", None)
+    monkeypatch.setattr(_columns, "repeats", None)
     ids = np.arange(20) * 3
     assert not len(repeated(rows_of(ids), "id"))
     ids = np.where(ids == 24, 21, ids)  # the first of a range repeats the last of the one before
     with pytest.raises(TypeError):
         repeated(rows_of(ids), "id")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=30), st.integers(1, 7))
+def test_numbers_with_equal_halves_are_told_apart(halves, size):
+    numbers = np.array([low + (high << 32) for low, high in halves], np.uint64)
+    parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    column = pd.Series(numbers)
+    expected = np.flatnonzero(column.duplicated(keep=False)).tolist()
+    assert found_in(parts) == (expected, column.nunique())
 
 
 @given(st.lists(st.integers(-5, 5), max_size=30))
