@@ -1,6 +1,7 @@
 """Summaries of small hand-made audits, for tests of reports and gates."""
 
 from indpriv._plain import empty
+from indpriv.accountant.account import table_for
 from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.analysis.summary import keys
@@ -15,6 +16,12 @@ CHECKS = (
     *sound_checks(),
     TEMPLATES["coverage"].fact("not checked", "10 of 30 steps have a record"),
 )
+
+
+def run_of(log, method, table=None, examples=None, **options):
+    """A run and its account by a method."""
+    table = table_for(log, method) if table is None else table
+    return AuditedRun(log, table, RecordedRun(examples), method=method, **options)
 
 
 def audit_of(log, table, recorded, *, fidelity=None, **options):

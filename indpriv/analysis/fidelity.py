@@ -18,6 +18,7 @@ decided by coins that its norm does not depend on. Two things follow.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import pandas as pd
 
 from indpriv._columns import grouping_of, known_columns, rows_at
 from indpriv._facts import refused
-from indpriv._types import FloatArray, IntArray, NDArray, StageProgress, silent
+from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for, worst_case
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
@@ -174,53 +175,46 @@ def compared_positions(log: NormLog) -> IntArray | None:
     return log.reference_positions if log.coverage < 1 else _drawn(log, statistics.MOST_EXACT)
 
 
-def compared_groups(run: AuditedRun) -> dict[str, Coded]:
-    """Groups by each column of the examples whose estimates are compared with exact values.
-
-    Empty without exact values, and for units of several rows.
-    """
-    log, rows = run.log, run.rows
-    exact = log.coverage == 1 or log.reference_positions is not None
-    if not exact or rows is None or log.unit_ids is not None:
+def _compared_groups(run: AuditedRun) -> dict[str, Coded]:
+    """Groups by each column of the examples at `compared_positions`; none of units."""
+    if (rows := run.rows) is None or run.log.unit_ids is not None:
         return {}
-    positions, found = compared_positions(log), {}
+    positions, found = compared_positions(run.log), {}
+    every = np.arange(len(rows)) if positions is None else positions
     for column in run.grouping[0]:
         groups = grouping_of(rows, None, column)
-        read = known_columns(rows, groups.columns)
-        every = np.arange(len(rows)) if positions is None else positions
-        frame = rows_at(rows, every, read)
+        frame = rows_at(rows, every, known_columns(rows, groups.columns))
         found[column] = groups.names, groups.codes(frame)
     return found
 
 
-def fidelity_against_k(
-    log: NormLog,
-    method: Method,
-    epsilons: EpsilonTable,
-    tell: StageProgress = silent,
-    groups: Mapping[str, Coded] | None = None,
-) -> tuple[Fidelity, ...]:
+def other_accounts(run: AuditedRun) -> Method | None:
+    """How to account for the run in other ways; None if nothing is assumed between records."""
+    known = run.method is not None and run.method.participation == "known"
+    return None if known else run.method
+
+
+def fidelity_against_k(run: AuditedRun) -> tuple[Fidelity, ...]:
     """Compare what larger K would have given with epsilons from norms known at every step.
 
     Exact values come from the whole log if it has every step, else from its reference examples,
-    where the log's own K is compared too. Empty if there are neither, and if training clipped
-    individually (any K is exact). `epsilons` are the account of the log by `method`, and `groups`
-    are partitions of the examples at `compared_positions`; fidelity by group is given for the log's
-    own K, else for K = one epoch. Of more than a million examples, a random 20,000 are compared.
+    where the log's own K is compared too. Empty if there are neither, if no norms are assumed, and
+    if training clipped individually (any K is exact). Fidelity by group is given for the log's own
+    K, else for K = one epoch. Of more than a million examples, a random 20,000 are compared.
     """
-    if log.individually_clipped or (
-        log.coverage < 1 and epsilons.account.rows_per_unit is not None
-    ):
-        return ()  # reference examples are not whole units
-    groups, comparisons = groups or {}, list[Fidelity]()
+    log, epsilons, method = run.log, run.epsilons, other_accounts(run)
+    if method is None or log.individually_clipped:
+        return ()
+    groups, comparisons = dict[str, Coded](), list[Fidelity]()
     if log.coverage == 1:
         exact_log, exact = _compared(log, epsilons, statistics.MOST_EXACT)
         some = f" {len(exact):,} random examples of" * (len(exact) < len(epsilons))
         source = f"norms at every step of{some} this log"
+        groups = _compared_groups(run)
     else:
         found = log.reference_examples()
-        if found is None:
-            return ()
+        if found is None or epsilons.account.rows_per_unit is not None:
+            return ()  # reference examples are not whole units
         exact_log, exact = found, table_for(found, method)
         source = f"norms at every step of {found.n_examples:,} examples"
         positions, gaps = log.reference_positions, np.diff(log.recorded_steps)
@@ -228,13 +222,14 @@ def fidelity_against_k(
         every = round(float(gaps.mean())) if len(gaps) else log.total_steps
         epochs = every * float(log.settings.sample_rate.mean())
         of_own: dict[str, Any] = {"every": every, "epochs": epochs, "is_this_log": True}
-        comparisons = [compare_with_exact(own, exact, source=source, groups=groups, **of_own)]
+        of_own["groups"] = _compared_groups(run)
+        comparisons = [compare_with_exact(own, exact, source=source, **of_own)]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
     cases = [(every, rule) for every in steps if 1 < every < log.total_steps for rule in rules]
     by_group = min(
-        [] if comparisons else cases,
+        cases if groups else [],
         key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != method.between_records),
         default=None,
     )
@@ -243,23 +238,22 @@ def fidelity_against_k(
         at_k: dict[str, Any] = {"every": every, "epochs": every * rate}
         at_k |= {"groups": groups} if (every, rule) == by_group else {}
         comparisons.append(compare_with_exact(estimate, exact, source=source, **at_k))
-        tell(COMPARING, number, len(cases))
+        run.tell(COMPARING, number, len(cases))
     return tuple(comparisons)
 
 
-def effect_of_spacing(
-    log: NormLog, method: Method, epsilons: EpsilonTable, tell: StageProgress = silent
-) -> Spacing | None:
+def effect_of_spacing(run: AuditedRun) -> Spacing | None:
     """How far an estimate moves without every second record; None if it assumes no norms.
 
     Of more than a million examples, a random 20,000 are compared.
     """
-    carried = epsilons.account.between_records != "worst_case" and log.n_records < log.total_steps
-    if not carried or log.individually_clipped or log.n_records < 3:
+    log, method, assumed = run.log, other_accounts(run), run.epsilons.account.between_records
+    carried = assumed != "worst_case" and 3 <= log.n_records < log.total_steps
+    if method is None or not carried or log.individually_clipped:
         return None
-    log, table = _compared(log, epsilons, statistics.MOST_EXACT)
+    log, table = _compared(log, run.epsilons, statistics.MOST_EXACT)
     sparser = log.only(slice(None, None, 2))
-    kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
+    kept = table_for(sparser, method, progress=partial(run.tell, SPACING))
     return spacing_of(
         table,
         kept,
@@ -269,14 +263,13 @@ def effect_of_spacing(
     )
 
 
-def sensitivity(
-    log: NormLog, method: Method, epsilons: EpsilonTable, tell: StageProgress = silent
-) -> pd.DataFrame:
+def sensitivity(run: AuditedRun) -> pd.DataFrame:
     """How far epsilons move with coarser rounding and with other rules between records."""
-    if log.filtered is not None or method.preset is not None:
+    method = other_accounts(run)
+    if method is None or run.log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
-        return summary.SENSITIVITY.frame({}, 0)
-    log, table = _compared(log, epsilons, MOST_COMPARED)
+        return summary.table(summary.SENSITIVITY)
+    log, table = _compared(run.log, run.epsilons, MOST_COMPARED)
     finest = log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
     cases = [
@@ -293,7 +286,7 @@ def sensitivity(
     found = []
     for number, (choice, log_then, method_then) in enumerate(cases, 1):
         found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
-        tell(CHOOSING, number, len(cases))
+        run.tell(CHOOSING, number, len(cases))
     return summary.table(summary.SENSITIVITY, found)
 
 
@@ -313,56 +306,30 @@ def _drawn(log: NormLog, most: int) -> IntArray | None:
     return np.sort(rng.choice(log.n_examples, MOST_COMPARED, replace=False))
 
 
-def other_accounts(run: AuditedRun) -> Method | None:
-    """How to account for the run in other ways; None if nothing is assumed between records."""
-    known = run.method is not None and run.method.participation == "known"
-    return None if known else run.method
-
-
-def _fidelity(run: AuditedRun) -> dict[str, Any]:
-    if (method := other_accounts(run)) is None:
-        return {}
-    log, epsilons, groups = run.log, run.epsilons, compared_groups(run)
-    against_k = fidelity_against_k(log, method, epsilons, run.tell, groups)
-    spacing = None if against_k else effect_of_spacing(log, method, epsilons, run.tell)
-    return {"fidelity": against_k, "spacing": spacing}
-
-
-def _sensitivity(run: AuditedRun) -> dict[str, Any]:
-    if (method := other_accounts(run)) is None:
-        return {}
-    return {"sensitivity": sensitivity(run.log, method, run.epsilons, run.tell)}
-
-
-def _tightness(run: AuditedRun) -> dict[str, Any]:
+def tightness(run: AuditedRun) -> Tightness | None:
+    """What the tight accountant says of random examples; None of units and known participation."""
     account, method = run.epsilons.account, run.method
     alone = account.rows_per_unit is None and len(run.epsilons) == run.log.n_examples
     covered = account.neighbouring != "replace_one" and run.log.truncation is None
     if method is None or account.participation != "secret" or not (alone and covered):
-        return {}
+        return None
     rng = np.random.default_rng(run.seed)
     n = len(run.epsilons)
     drawn = np.sort(rng.choice(n, min(n, _DRAWN), replace=False))
-    tight = Method(
-        delta=account.delta,
-        neighbouring=account.neighbouring,
-        accountant="pld",
-        between_records=account.between_records,
-    )
+    options = {key: getattr(account, key) for key in ("delta", "neighbouring", "between_records")}
+    tight = Method(accountant="pld", **options)
     plain = replace(run.log, unit_ids=None, unit="example")
     told, worst = run.epsilons.take(drawn).epsilon, run.epsilons.worst_case_epsilon
-    median_told = float(np.median(told))
-    found = Tightness(worst, len(drawn), median_told, median_told)
+    found = Tightness(worst, len(drawn), *[float(np.median(told))] * 2)
     if account.accountant != "pld":
         table = table_for(plain.take(drawn), tight, workers=1)
         median = float(np.median(np.minimum(table.epsilon, told)))
-        worst = min(table.worst_case_epsilon, worst)
-        return {"tightness": replace(found, worst_case=worst, median=median)}
+        return replace(found, worst_case=min(table.worst_case_epsilon, worst), median=median)
     few = np.sort(rng.choice(drawn, min(n, _BRACKETED), replace=False))
     ends = table_for(plain.take(few), replace(tight, brackets=True), workers=1)
     known = ends.epsilon_lower > 0
     above = float((ends.epsilon[known] / ends.epsilon_lower[known] - 1).max(initial=0.0))
-    return {"tightness": replace(found, n_bracketed=int(known.sum()), above=above)}
+    return replace(found, n_bracketed=int(known.sum()), above=above)
 
 
 # --- batch norms
@@ -372,17 +339,20 @@ _NORM_BYTES = 200  # that one norm takes while it is looked at
 _GRID = 200  # relative norms between which divergences are interpolated; whole hundredths are on it
 
 
-def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
-    """Compare the batch norms of a log with its account; only RDP at one order is looked at.
+def free_fidelity(run: AuditedRun) -> BatchNormFidelity | None:
+    """Compare the batch norms of a run with its account; only RDP at one order is looked at.
 
-    None where the account uses none, where there are none to test, and where batches were not drawn
-    by Poisson sampling, since then the coins are not what the weights assume.
+    None where the account uses none or is of units, where there are none to test, and where batches
+    were not drawn by Poisson sampling, since then the coins are not what the weights assume.
     """
+    log, method = run.log, other_accounts(run)
     if (
-        not uses_batch_norms(log, method.between_records)
+        method is None
         or method.preset is not None
-        or log.sampler != "poisson"
+        or run.epsilons.account.rows_per_unit is not None
     ):
+        return None
+    if log.sampler != "poisson" or not uses_batch_norms(log, method.between_records):
         return None
     # The best order for the worst case: a choice that looks at no norm.
     by_orders = replace(method, accountant="rdp")
@@ -491,14 +461,14 @@ def _look(
     return histogram, np.array(sums), float(size.max(initial=0.0))
 
 
-def _batch_norms(run: AuditedRun) -> dict[str, Any]:
-    method, one_row = other_accounts(run), run.epsilons.account.rows_per_unit is None
-    return {} if method is None or not one_row else {"batch_norms": free_fidelity(run.log, method)}
+def _fidelity(run: AuditedRun) -> dict[str, Any]:
+    against_k = fidelity_against_k(run)
+    return {"fidelity": against_k, "spacing": None if against_k else effect_of_spacing(run)}
 
 
 FINDINGS = (
     Finding("fidelity", _fidelity),
-    Finding("sensitivity", _sensitivity),
-    Finding("tightness", _tightness),
-    Finding("batch_norms", _batch_norms),
+    Finding("sensitivity", lambda run: {"sensitivity": sensitivity(run)}),
+    Finding("tightness", lambda run: {"tightness": tightness(run)}),
+    Finding("batch_norms", lambda run: {"batch_norms": free_fidelity(run)}),
 )

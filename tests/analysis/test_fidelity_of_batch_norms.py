@@ -5,8 +5,10 @@ import pytest
 
 from indpriv import NormLog, account
 from indpriv.accountant import Method
+from indpriv.accountant.account import table_for
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.analysis.fidelity import free_fidelity
+from indpriv.analysis import fidelity
+from summaries import run_of
 
 N, STEPS, RATE, NOISE = 60, 120, 0.15, 1.1
 ORDER = 3.0
@@ -44,6 +46,11 @@ def mean_rdp(norms, order, noise=NOISE, rate=RATE):
         for row, sigma, q in zip(norms, noise, rate, strict=True)
     )
     return total
+
+
+def free_fidelity(log, method):
+    table = table_for(log, Method(delta=method.delta, between_records=method.between_records))
+    return fidelity.free_fidelity(run_of(log, method, table))
 
 
 @pytest.mark.slow

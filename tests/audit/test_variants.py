@@ -5,7 +5,6 @@ import pytest
 
 import indpriv.analysis.fidelity
 from indpriv import NormLog
-from indpriv._columns import grouping_of
 from indpriv.accountant import Method
 from indpriv.accountant.account import table_for
 from indpriv.analysis import statistics
@@ -16,7 +15,7 @@ from indpriv.analysis.fidelity import (
     sensitivity,
 )
 from indpriv.analysis.recorded_run import RecordedRun
-from summaries import audit_of
+from summaries import audit_of, run_of
 
 from .conftest import DELTA
 
@@ -31,7 +30,7 @@ def test_fidelity_is_zero_where_norms_never_move():
     }
     log = NormLog.from_arrays(norms, np.arange(20), **settings)
     method = Method(delta=DELTA)
-    rows = fidelity_against_k(log, method, table_for(log, method))
+    rows = fidelity_against_k(run_of(log, method))
     assert len(rows) == 4
     assert max(row.largest_absolute for row in rows) == 0
     assert max(row.share_under for row in rows) == 0
@@ -41,9 +40,9 @@ def test_no_fidelity_without_exact_values(artifacts):
     log, _ = artifacts
     method = Method(delta=DELTA)
     thinned = log.thin(10)
-    assert fidelity_against_k(thinned, method, table_for(thinned, method)) == ()
+    assert fidelity_against_k(run_of(thinned, method)) == ()
     clipped = replace(log, individually_clipped=True)
-    assert fidelity_against_k(clipped, method, table_for(clipped, method)) == ()
+    assert fidelity_against_k(run_of(clipped, method)) == ()
 
 
 def test_the_papers_preset(artifacts, tmp_path):
@@ -55,9 +54,9 @@ def test_the_papers_preset(artifacts, tmp_path):
     method = Method(delta=DELTA, preset="yu2023")
     table = table_for(full, method)
     assert (table.claim, table.account.conversion) == ("estimate", "mironov2017")
-    rows = fidelity_against_k(full, method, table)
+    rows = fidelity_against_k(run_of(full, method, table))
     assert {row.between_records for row in rows} == {"last"}
-    assert sensitivity(full, method, table).empty  # it makes those choices itself
+    assert sensitivity(run_of(full, method, table)).empty  # it makes those choices itself
     summary = audit_of(
         full, table, RecordedRun(examples), name="paper", fidelity={"fidelity": rows}
     )
@@ -69,7 +68,7 @@ def test_spacing_is_the_account_of_every_second_record(artifacts):
     thinned = log.thin(5)
     method = Method(delta=DELTA)
     table = table_for(thinned, method)
-    found = effect_of_spacing(thinned, method, table)
+    found = effect_of_spacing(run_of(thinned, method, table))
     shift = table_for(log.thin(10), method).epsilon - table.epsilon
     assert (found.n_records, found.n_kept, found.every) == (6, 3, 5)
     assert found.mean_shift == shift.mean()
@@ -80,18 +79,15 @@ def test_no_spacing_where_nothing_is_carried_between_records(artifacts):
     log, _ = artifacts
     method = Method(delta=DELTA)
     for whole in (log, replace(log.thin(5), individually_clipped=True), log.thin(20)):
-        assert effect_of_spacing(whole, method, table_for(whole, method)) is None
+        assert effect_of_spacing(run_of(whole, method)) is None
     at_worst = Method(delta=DELTA, between_records="worst_case")
-    assert effect_of_spacing(log.thin(5), at_worst, table_for(log.thin(5), at_worst)) is None
+    assert effect_of_spacing(run_of(log.thin(5), at_worst)) is None
 
 
 def test_fidelity_by_group_adds_up(artifacts):
     log, examples = artifacts
     method = Method(delta=DELTA)
-    train = examples.aligned(log.example_ids)
-    found = grouping_of(train, None, "sex")
-    groups = {"sex": (found.names, found.codes(train))}
-    rows = fidelity_against_k(log, method, table_for(log, method), groups=groups)
+    rows = fidelity_against_k(run_of(log, method, examples=examples, by=["sex"]))
     told = [row for row in rows if row.groups]
     assert [(row.every, row.between_records) for row in told] == [
         (10, "last")
@@ -113,7 +109,7 @@ def test_sensitivity_is_the_account_of_other_choices(artifacts):
         "max_grad_norm": 1.0,
         "sample_rate": 0.1,
     }
-    found = sensitivity(log, method, table_for(log, method))
+    found = sensitivity(run_of(log, method))
     assert list(zip(found["choice"], found["instead"], strict=True)) == [
         ("rounding", "0.02"),
         ("rounding", "0.05"),
@@ -126,7 +122,7 @@ def test_sensitivity_is_the_account_of_other_choices(artifacts):
         assert row.mean_shift > 0
         assert row.share_smaller == 0  # rounded up twice is rounded up
     full = NormLog.from_arrays(norms, np.arange(30), rounding=0, **settings)
-    unrounded = sensitivity(full, method, table_for(full, method))
+    unrounded = sensitivity(run_of(full, method))
     assert unrounded["here"].iloc[0] == "0.0"
     assert unrounded["mean_shift"].iloc[-1] == pytest.approx(
         (table_for(coarser, method).epsilon - table_for(full, method).epsilon).mean()
@@ -138,7 +134,7 @@ def test_sensitivity_to_what_holds_between_records(artifacts):
     table = table_for(thinned, method)
     found = {
         row.instead: row
-        for row in sensitivity(thinned, method, table).itertuples()
+        for row in sensitivity(run_of(thinned, method, table)).itertuples()
         if row.choice == "between_records"
     }
     assert set(found) == {"closest", "worst_case"}
@@ -158,34 +154,30 @@ def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
     method = Method(delta=DELTA)
     monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 50)
     monkeypatch.setattr(indpriv.analysis.fidelity, "COARSER", (0.1,))
-    found = sensitivity(log, method, table_for(log, method))
+    found = sensitivity(run_of(log, method))
     assert found["n"].tolist() == [50]
 
 
 def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     log, examples = artifacts
     method = Method(delta=DELTA)
-    table = table_for(log, method)
-    train = examples.aligned(log.example_ids)
-    found = grouping_of(train, None, "sex")
-    groups = {"sex": (found.names, found.codes(train))}
-    plain = fidelity_against_k(log, method, table, groups=groups)
+    run = run_of(log, method, examples=examples, by=["sex"])
+    plain = fidelity_against_k(run)
     thinned = log.thin(5)
-    spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
+    spacing = effect_of_spacing(run_of(thinned, method))
     monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 80)
     positions = compared_positions(log)
     assert (len(positions), len(np.unique(positions))) == (80, 80)
-    groups = {"sex": (found.names, found.codes(train)[positions])}
-    rows = fidelity_against_k(log, method, table, groups=groups)
+    rows = fidelity_against_k(run)
     assert {row.n for row in rows} == {80}
     assert {row.source for row in rows} == {"norms at every step of 80 random examples of this log"}
-    assert rows == fidelity_against_k(log, method, table, groups=groups)
+    assert rows == fidelity_against_k(run)
     (by_group,) = [row.groups for row in rows if row.groups]
     assert sum(row.n for row in by_group) == 80
     for mine, every in zip(rows, plain, strict=True):
         assert (mine.every, mine.between_records) == (every.every, every.between_records)
         assert mine.largest_absolute <= every.largest_absolute
-    some = effect_of_spacing(thinned, method, table_for(thinned, method))
+    some = effect_of_spacing(run_of(thinned, method))
     assert 0 < some.largest_absolute <= spacing.largest_absolute
     assert (some.n_records, some.every) == (spacing.n_records, spacing.every)
