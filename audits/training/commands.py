@@ -382,13 +382,14 @@ def lint(
     """
     from indpriv.analysis.lint import lint as rules
     from indpriv.cli.read import settings_part
+    from indpriv.report.page import print_page
 
     path = checked_audit_file(audit_file, "lint")
     found = settings_part(path, rules(_facts_of_file(path, data_dir)), strict)
     if as_json:
         print_json(found.content)
     else:
-        found.show()
+        print_page(found.template, Console(highlight=False), **found.values)
     if found.failed:
         raise typer.Exit(1)
 

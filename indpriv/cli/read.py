@@ -2,20 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from indpriv import _facts
 from indpriv._checks import check_choice, check_delta
-from indpriv._facts import FAILED, NOT_CHECKED, PASSED, REFUTED, Fact, refused
+from indpriv._facts import FAILED, NOT_CHECKED, REFUTED, Fact, refused
 from indpriv._files import write_atomically
 from indpriv._folders import make_folder
-from indpriv._formatting import Console, escape
+from indpriv._formatting import Console
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.canaries import CanaryResults
 from indpriv.analysis.attacks.evidence import Identity, agree, identities, too_few_runs
@@ -39,6 +37,7 @@ from indpriv.report.page import print_page, print_pdf
 from indpriv.report.report import print_sensitive
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
+_NAMES = 32  # columns of the names of checks and conditions
 _LIMITS = {"--max": "largest", "--min": "smallest", "--require": "require"}  # options of gate
 
 
@@ -67,12 +66,12 @@ def show(audit_dirs: list[Path], by: list[str], settings: dict[str, Any], as_jso
     common.show_result(as_json, content, print_sensitive, "group_tables", **values)
 
 
-@dataclass
-class _Part:
-    """What a part of check found: as JSON, how it is printed, what the exit code follows."""
+class _Part(NamedTuple):
+    """What a part of check found: as JSON, its template and values, what the exit code follows."""
 
     content: dict[str, Any]
-    show: Callable[[], None]
+    template: str
+    values: dict[str, Any]
     failed: bool = False
     left_open: bool = False
 
@@ -111,7 +110,7 @@ def check(
         common.print_json({"failed": failed, "left_open": left_open, "parts": parts})
     else:
         for part in found:
-            part.show()
+            print_page(part.template, Console(highlight=False), key_width=_NAMES, **part.values)
     if failed or left_open:
         raise typer.Exit(1 if failed else 3)
 
@@ -123,8 +122,8 @@ def _if_possible(only: str | None, make: Callable[..., _Part], *of: Any) -> _Par
     except InputError as error:
         if only is not None:
             raise
-        reason = f"left open: {error}"
-        return _Part({"reason": reason}, lambda: common.say(reason), left_open=True)
+        content = {"reason": f"left open: {error}"}
+        return _Part(content, "left_open", content, left_open=True)
 
 
 def _challenge(
@@ -146,20 +145,12 @@ def _log(
 ) -> _Part:
     """The checks of a log, with those against checkpoints, and the lines of its account."""
     checks, lines = evidence_of_run(opened, signed_by)
-    words = {"run": str(run_dir), "evidence": evidence(lines)}
     every = [*checks, *compared]
-
-    def show() -> None:
-        of_checks = [(one.title, one.status, one.detail) for one in every]
-        _print_table(f"Checks of {run_dir}", ("check", "status", "detail"), of_checks)
-        of_lines = [(one.title, one.status, one.found) for one in lines]
-        _print_table(f"Evidence in {run_dir}", ("line", "word", "detail"), of_lines)
-        common.say(f"Evidence: {words['evidence']}")
-
     failed = any(one.status == FAILED for one in every) or REFUTED in {one.status for one in lines}
     cannot_tell = any((one.title, one.status) == ("norms", NOT_CHECKED) for one in compared)
-    content = {**words, "lines": to_json(lines), "checks": to_json(every)}
-    return _Part(content, show, failed, left_open=cannot_tell or not is_earned(lines))
+    values = {"run": str(run_dir), "evidence": evidence(lines), "lines": lines, "checks": every}
+    left_open = cannot_tell or not is_earned(lines)
+    return _Part(to_json(values), "check", values, failed, left_open)
 
 
 def _settings_of_run(
@@ -178,12 +169,9 @@ def settings_part(path: Path, findings: Sequence[Fact], strict: bool) -> _Part:
     stopping = (_facts.ERROR, _facts.WARNING) if strict else (_facts.ERROR,)
     found = Counter(one.kind for one in findings if one.status == FAILED)
     failed, meaning = {kind: found[kind] for kind in _facts.SEVERITIES}, data_of("texts")["of_lint"]
-    values = {"path": str(path), "meaning": meaning, "failed": failed}
-    return _Part(
-        {**values, "findings": to_json(findings)},
-        lambda: print_page("lint", Console(highlight=False), findings=findings, **values),
-        any(one.status == FAILED and one.kind in stopping for one in findings),
-    )
+    values = {"path": str(path), "meaning": meaning, "failed": failed, "findings": findings}
+    broken = any(one.status == FAILED and one.kind in stopping for one in findings)
+    return _Part(to_json(values), "lint", values, broken)
 
 
 def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part]:
@@ -200,7 +188,7 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
         refuted = not (agrees and all(of.agree for of in canaries.values()))
         values: dict[str, Any] = {"found": found, "canaries": canaries}
         values |= {"agrees": agrees, "few": few}
-        return _Part(content, lambda: print_page("validation", Console(), **values), refuted)
+        return _Part(content, "validation", values, refuted)
 
     def of_canaries(run: Path) -> _Part:
         return part((), {str(run): canaries_of_run(run, delta=delta)})
@@ -215,19 +203,6 @@ def _attacks(runs: Sequence[Path], only: str | None, delta: float) -> list[_Part
     attacked = others if only else [run for run in others if (run / WHITE_BOX).is_file()]
     parts = [_if_possible(only, of_canaries, run) for run in canaries]
     return [*parts, *([_if_possible(only, of_white_box)] if attacked else [])]
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of a name, a word in its colour, and more."""
-    colours = {PASSED: "green", _facts.VERIFIED: "green", FAILED: "bold red", REFUTED: "bold red"}
-    colours |= {NOT_CHECKED: "yellow", _facts.DECLARED: "yellow"}
-    table = Table(title=escape(title), title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")  # class names can be wider than a column
-    for name, word, *more in rows:
-        shown = f"[{colours[word]}]{word}[/]" if word in colours else word
-        table.add_row(escape(name), shown, *map(escape, more))
-    Console().print(table)
 
 
 def gate(
@@ -257,13 +232,8 @@ def gate(
     if as_json:
         common.print_json({"passed": passed, "conditions": shown})
     else:
-        words = (PASSED if one.passed else FAILED for one in conditions)
-        rows = [
-            (one["name"], word, one["found"], one["asked"], one["known"])
-            for one, word in zip(shown, words, strict=True)
-        ]
-        columns = ("condition", "", "found", "required", "known")
-        _print_table("PASSED" if passed else "FAILED", columns, rows)
+        values = {"passed": passed, "conditions": shown}
+        print_page("gate", Console(highlight=False), key_width=_NAMES, **values)
     if not passed:
         raise typer.Exit(1)
 

@@ -15,7 +15,7 @@ from indpriv._plain import to_json
 from indpriv.accountant import Tuning
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.effects import membership_effects
-from indpriv.analysis.attacks.rates import ALL, parts
+from indpriv.analysis.attacks.rates import achieved
 from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.attack_scores import AttackScores
@@ -152,8 +152,7 @@ def show_study(
         table, examples = read_audit(epsilon)
         effects = membership_effects(found[CONFIDENCE], table, examples=examples)
     content = {"rates": to_json(rates), "effects": to_json(effects)}
-    rows = [parts(rates, attack=attack)[ALL] for attack in rates["attack"].unique()]
-    common.show_result(as_json, content, report.print_sensitive, "study", rows=rows)
+    common.show_result(as_json, content, report.print_sensitive, "study", rows=achieved(rates))
     if effects is not None and not as_json:
         print_page("effects", Console(), found=effects)
 

@@ -40,7 +40,6 @@ from indpriv._folders import make_folder
 from indpriv._formatting import FORMATS, clean, format_edges, formatted, shown
 from indpriv._formatting import Console as CleanConsole
 from indpriv._plain import form_of, records
-from indpriv.analysis.attacks import rates
 from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
@@ -144,11 +143,6 @@ class _Environment(Environment):
         return _figure(found, form_of(obj, argument)) if isinstance(argument, str) else found
 
 
-def _interval(row: Any) -> Any:
-    """The interval of a row of rates."""
-    return _figure(rates.interval(row), form_of({}, f"{row.rate}_interval"))
-
-
 def _finalized(value: object) -> str:
     """What an expression gives: text with the spaces that a template puts at its ends."""
     text = _text(value)
@@ -174,9 +168,7 @@ def environment(*folders: Path) -> Environment:
     made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
     for name in ("table", "figure", "folded", "section", "block"):
         made.globals[name] = made.filters[name] = partial(_block, name)
-    made.globals.update(
-        CONSTANTS | {"interval": _interval, "code": _code, "typed": _typed, "zip": zip}
-    )
+    made.globals.update(CONSTANTS | {"code": _code, "typed": _typed, "zip": zip})
     return made
 
 

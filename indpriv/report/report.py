@@ -30,7 +30,7 @@ from indpriv._plain import records, shown, to_json
 from indpriv.analysis import summary
 from indpriv.analysis.advice import MOST_NOISE, Advice, Remedy
 from indpriv.analysis.attacks.canaries import AttackMeasures
-from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval, parts
+from indpriv.analysis.attacks.rates import ALL, MIN_TRIALS, UPDATES, achieved, interval
 from indpriv.analysis.disclosures import Range, recording
 from indpriv.analysis.schedule import evenly_spaced_records, read_one
 from indpriv.analysis.statistics import Interval
@@ -306,7 +306,6 @@ def attack_values(found: Audit) -> dict[str, Any]:
     success = rates[(rates["rate"] == "success") & (rates["by"] != "")]
     columns = success["by"].unique() if (success["model"] == "dp").any() else ()
     threshold = [_success_rates(found, by) for by in columns]
-    overall = parts(rates, model="dp", by="", part=ALL, rate="success").get(ALL, {})
     several = rates["by"].eq("") & ~rates["part"].isin((ALL, UPDATES))
     by_group = achieved(rates, model="dp")
     return {
@@ -315,7 +314,7 @@ def attack_values(found: Audit) -> dict[str, Any]:
         "baseline": (baseline := list(_tried(found, "non_dp"))),
         "above": found.attacks.loc[found.attacks["above_worst_case"], "title"].tolist(),
         "ladder": _ladder(found, tried, baseline),
-        "on_updates": bool(parts(rates, by="", part=UPDATES)),
+        "on_updates": bool(achieved(rates, by="", part=UPDATES)),
         "accused": [row for row in by_group if "accused" in row and "auc" in row][
             : formats.MOST_ROWS
         ],
@@ -328,7 +327,7 @@ def attack_values(found: Audit) -> dict[str, Any]:
             if {"success", "auc"} <= row.keys()
         ],
         "best": tried[0] if tried and any(one.references for one in ours) else None,
-        "success": overall.get("success"),
+        "success": next(iter(achieved(rates, model="dp", by="", part=ALL, rate="success")), None),
     }
 
 
@@ -430,9 +429,8 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
 
 def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
-    overall = measures.overall
-    rows = [(ALL, overall), *parts(measures.rates, by="group").items()]
-    print_sensitive("attack", console, rows=rows, measures=measures, overall=overall)
+    rows = [_row(**one) for one in achieved(measures.rates)]
+    print_sensitive("attack", console, rows=rows, measures=measures)
 
 
 def advice_page(found: Advice, template: Template = "advice") -> Page:

@@ -156,7 +156,7 @@ def test_values_of_any_class_are_shown(tmp_path):
 def test_what_a_study_of_models_found_is_shown():
     ends = {"low": 0.1, "high": 0.3}
     rates = [{**OF_A_RATE, **ends, "rate": one, "value": 0.2} for one in RATES.each[1]]
-    shown_ = render_markdown("study", rows=[parts(table(RATES, rates))["p"]])
+    shown_ = render_markdown("study", rows=achieved(table(RATES, rates)))
     assert "| 0.200 |" in shown_
     assert "10.00 to 30.00 %" in shown_
 
