@@ -282,7 +282,7 @@ def _described(
         "n_test": sums["n_test"],
         "too_small": small,
         "mean": mean,
-        "mean_interval": means.intervals(0.0, top, ~small),
+        "mean_interval": means.intervals(top, ~small),
         "ratio_to_best": to_best,
         **dict(zip(_QUANTILES, quantiles.T, strict=True)),
         "max": np.where(n > 0, largest, np.nan),
@@ -324,7 +324,7 @@ def _standardised(
     least = own.min(axis=1)
     return {
         "standardised_mean": np.where(least > 0, means.estimate, np.nan),
-        "standardised_interval": means.intervals(0.0, top, least >= min_size),
+        "standardised_interval": means.intervals(top, least >= min_size),
         "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
         "smallest_label_count": least,
     }

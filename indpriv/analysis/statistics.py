@@ -377,23 +377,33 @@ class Means(NamedTuple):
         estimate, error: (n,) with its standard error; NaN where undefined.
         skewness: (n,) of the estimate.
         freedom: (n,) degrees of freedom of the error.
+        least: (n,) the smallest value, or weighted sum of these.
     """
 
     estimate: FloatArray
     error: FloatArray
     skewness: FloatArray
     freedom: FloatArray
+    least: FloatArray
 
     def intervals(
-        self, low: float = -np.inf, high: float = np.inf, chosen: NDArray[np.bool_] | bool = True
+        self, high: float = np.inf, chosen: NDArray[np.bool_] | bool = True
     ) -> list[Interval | None]:
-        """Intervals inside [low, high]; None without spread, and of what is not chosen."""
+        """Intervals up to `high`; None without spread, and of what is not chosen."""
         known = np.isfinite(self.estimate) & (self.error > 0) & chosen
         with np.errstate(invalid="ignore"):
-            lows = np.maximum(low, self.estimate - self.error * self._student(1))
-            highs = np.minimum(high, self.estimate - self.error * self._student(-1))
-        ends = zip(lows.tolist(), highs.tolist(), known, strict=True)
+            lows, highs = self._ends()
+            ends = zip(lows.tolist(), np.minimum(high, highs).tolist(), known, strict=True)
         return [Interval(first, second) if one else None for first, second, one in ends]
+
+    def _ends(self) -> tuple[FloatArray, FloatArray]:
+        """Both ends of the intervals.
+
+        Of ten very skewed values the lower one can lie below all of them, even below 0. It is the
+        smallest value then: simulated with seven laws and 10 to 30 values, it covers as often.
+        """
+        low, high = (self.estimate - self.error * self._student(side) for side in (1, -1))
+        return np.maximum(low, self.least), high
 
     def _student(self, side: int) -> FloatArray:
         """The upper (1) or lower (-1) quantile of the error of an estimate over `error`.
@@ -418,14 +428,18 @@ class Means(NamedTuple):
         Degrees of freedom are those of Satterthwaite 1946.
         """
         used = shares != 0
-        mean, error, skewness, freedom = (one.reshape(-1, len(shares))[:, used] for one in self)
+        mean, error, skewness, freedom, least = (
+            one.reshape(-1, len(shares))[:, used] for one in self
+        )
         errors = error * shares[used]
         whole = np.sqrt((errors**2).sum(axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
             parts = errors / whole[:, None]
             skewness = (parts**3 * skewness).sum(axis=1)
             freedom = 1 / (parts**4 / freedom).sum(axis=1)
-        return Means(mean @ shares[used], whole, np.asarray(skewness), np.asarray(freedom))
+        mean, least = mean @ shares[used], least @ shares[used]
+        least = np.where((shares < 0).any(), -np.inf, least)  # of a difference: no bound
+        return Means(mean, whole, np.asarray(skewness), np.asarray(freedom), least)
 
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another; None unless both are above 0 beyond chance.
@@ -438,8 +452,8 @@ class Means(NamedTuple):
         of = self.take([worst, best])
         if not ((of.estimate > 0).all() and (of.error >= 0).all() and of.error.any()):
             return None
-        away = [np.where(of.error > 0, of.error * of._student(side), 0) for side in (1, -1)]
-        (low, best_low), (high, best_high) = (1 - (one / of.estimate) ** 2 for one in away)
+        ends = (np.where(of.error > 0, end, of.estimate) for end in of._ends())
+        (low, best_low), (high, best_high) = (1 - (1 - end / of.estimate) ** 2 for end in ends)
         if min(low, best_low) <= 0:
             return None
         ratio = of.estimate[0] / of.estimate[1]
@@ -464,7 +478,9 @@ def means_by_cell(values: FloatArray, weights: IntArray, cells: IntArray, size: 
         square[np.sqrt(square) <= NO_SPREAD] = 0.0
         error = np.where(n >= 2, largest * np.sqrt(square / (n - 1)), np.nan)
         skewness = cube / square**1.5 * np.sqrt(n - 1) / np.maximum(n - 2, 1)  # without bias
-        return Means(mean, error, np.where(square == 0, 0.0, skewness), n - 1)
+        least = np.full(size, np.inf)
+        np.minimum.at(least, cells, values)
+        return Means(mean, error, np.where(square == 0, 0.0, skewness), n - 1, least)
 
 
 @dataclass(frozen=True)

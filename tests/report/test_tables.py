@@ -1,8 +1,11 @@
 import io
 
+import numpy as np
 from rich.console import Console
 
-from indpriv.report.page import Table
+from indpriv.analysis.groups import group_tables
+from indpriv.report.page import Table, render_markdown
+from synthetic import epsilon_table, rows
 
 
 def test_columns_of_numbers_are_told_from_texts():
@@ -31,3 +34,15 @@ def test_a_narrow_terminal_leaves_wide_columns_out_and_cuts_no_figure():
             *"abc"[:: 1 if "2" in figures else 2],
             *(x * 20 for x in figures),
         ]
+
+
+def test_show_names_groups_without_training_examples_in_one_line():
+    train = rows("train", [0, 1] * 20, group=["a", "b", "b", "a"] * 10)
+    test = rows("test", [0] * 8, group=list("abcdefgh"))
+    tables = group_tables(epsilon_table(np.arange(40.0)), train, test, ["group"])
+    guarantee = {"worst_case_epsilon": 2.0, "status": "supported"}
+    audit = {"claim": "exact", "meaning": "delta 1e-5", "guarantee": guarantee}
+    text = render_markdown("group_tables", tables=tables, audit=audit, raw=True, vulnerability=())
+    assert text.count("Without training examples: c, d, e, f, g and 1 more.") == 3  # labels too
+    assert "| c" not in text
+    assert text.count("| a |") == 3

@@ -135,6 +135,21 @@ def test_a_group_without_spread_stands_for_itself_in_sums_and_ratios():
     assert found.take([0, 2]).intervals() == [None, None]
 
 
+@pytest.mark.parametrize("law", [*LAWS, "one far"])
+def test_no_interval_reaches_below_the_smallest_value(law):
+    """One of ten values far above the others made it reach 0."""
+    draw = LAWS.get(law, lambda _, n: np.where(np.arange(n) % 10, 0.5, 30.0))
+    values = draw(RNG(8), 10 * 500) + np.tile(np.arange(10) / 100, 500)
+    found, least = means_of(values, np.repeat(np.arange(500), 10)), values.reshape(500, 10).min(1)
+    assert all(one.low >= low for one, low in zip(found.intervals(), least, strict=True))
+    halves = found.summed(np.array([0.5, 0.5])).intervals()
+    assert all(
+        one.low >= low for one, low in zip(halves, least.reshape(-1, 2).mean(1), strict=True)
+    )
+    if (least > 0).all():
+        assert found.ratio(0, 1).low > 0  # where the mean could be 0, there was none
+
+
 def test_undefined_means_have_no_interval():
     found = means_of([2.0, 3.0, 4.0, 5.0, 5.0, 7.0], [0, 0, 0, 1, 1, 3])
     assert [interval is None for interval in found.intervals()] == [False, True, True, True]
@@ -151,7 +166,7 @@ def test_a_mean_that_may_be_zero_has_no_ratio():
 
 
 def test_intervals_stay_in_range():
-    (interval,) = means_of([0.0] * 19 + [1.0], [0] * 20).intervals(0.0, 1.0)
+    (interval,) = means_of([0.0] * 19 + [1.0], [0] * 20).intervals(1.0)
     exact = stats.binomtest(1, 20).proportion_ci()
     assert 0.0 <= interval.low < exact.low + 0.02
     assert exact.high < interval.high <= 1.0
