@@ -108,10 +108,18 @@ def as_rows(rows: pd.DataFrame | Rows) -> Rows:
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column as an array whose rows are read when they are asked for."""
+    """A column as an array whose rows are read when they are asked for.
+
+    What it is not, such as its mean, is that of an array of all rows, which are read at once.
+    """
 
     rows: Rows
     column: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"a stored column has no {name!r}; np.asarray(it) reads all rows")
+        return getattr(self[:], name)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -149,19 +157,22 @@ Ids = NDArray[Any] | StoredColumn  # (n,)
 def joined(tables: Sequence[Rows]) -> Rows:
     """The rows of tables with the same columns, one after the other."""
     firsts = list(accumulate(map(len, tables), initial=0))
-
-    def read(start: int, stop: int, columns: Sequence[str] | None) -> pd.DataFrame:
-        found = [
-            table.read(max(start - first, 0), min(stop - first, len(table)), columns)
-            for table, first in zip(tables, firsts, strict=False)
-            if start < first + len(table) and first < stop
-        ]
-        found = found or [tables[0].read(0, 0, columns)]
-        return found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
-
-    pairs = zip(tables, firsts, strict=False)
+    pairs = list(zip(tables, firsts, strict=False))
     starts = [0, *(first + start for table, first in pairs for start in table.starts[1:])]
-    return Rows(tables[0].columns, starts, read)
+    return Rows(tables[0].columns, starts, partial(_read_joined, pairs))
+
+
+def _read_joined(
+    pairs: Sequence[tuple[Rows, int]], start: int, stop: int, columns: Sequence[str] | None
+) -> pd.DataFrame:
+    """Rows of tables, each with the number of its first row."""
+    found = [
+        table.read(max(start - first, 0), min(stop - first, len(table)), columns)
+        for table, first in pairs
+        if start < first + len(table) and first < stop
+    ]
+    found = found or [pairs[0][0].read(0, 0, columns)]
+    return found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
 
 
 def frames_of(rows: Rows, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:

@@ -1,5 +1,7 @@
 """Tables of epsilons as files and as folders of parts: the same rows, read a part at a time."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +41,18 @@ def test_parts_have_the_rows_of_the_table_in_order(written):
     several = np.concatenate([part.epsilon for part in found.tables()])
     assert np.array_equal(several, table.epsilon)
     assert np.array_equal(found.take(np.array([3, 17])).epsilon, table.epsilon[[3, 17]])
+
+
+def test_a_stored_table_is_pickled_and_its_columns_are_arrays_where_asked(written):
+    """For other processes; `epsilon.mean()` was a bare AttributeError."""
+    path, table, _ = written
+    found = pickle.loads(pickle.dumps(EpsilonTable.open(path)))
+    assert not found.in_memory
+    assert np.array_equal(found.table().epsilon, table.epsilon)
+    assert found.epsilon.mean() == table.epsilon.mean()
+    assert found.epsilon.shape == (23,)
+    with pytest.raises(AttributeError, match=r"no 'median'; np\.asarray\(it\) reads all rows"):
+        _ = found.epsilon.median
 
 
 def test_details_are_chosen(written):

@@ -36,8 +36,14 @@ class _InOrder(TyperGroup):
         """The command; InputError with what to type for a former one, or a setting as an option."""
         if ctx.resilient_parsing:  # completion, which says nothing
             return super().resolve_command(ctx, args)
-        if now := _TABLE["former"].get(args[0]):
-            raise InputError(f"there is no command {args[0]}; type: {now}")
+        words = list(takewhile("--".__ne__, args))
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        for former, now in _TABLE["former"].items():
+            command, _, more = former.partition(" ")
+            # A run may be called "run": only what another argument follows is none.
+            follows = words[1:2] == [more] and not "".join(words[2:3] or "-").startswith("-")
+            if words[:1] == [command] and (not more or more in options or follows):
+                raise InputError(f"there is no command {former}; type: {now}")
         names = (" ".join(args[:n]) for n in (2, 1))
         name = next((name for name in names if name in _TABLE["commands"]), "")
         every = _TABLE["commands"][name]["options"] if name else {}
@@ -47,7 +53,6 @@ class _InOrder(TyperGroup):
             for one in said.get("settings", ())
             if one not in every
         }
-        words = list(takewhile("--".__ne__, args))
         for word, after in zip(words, [*words[1:], "-"], strict=True):
             typed, given, value = word.partition("=")
             key = typed.removeprefix("--").replace("-", "_")

@@ -170,6 +170,10 @@ def test_wrong_settings_are_refused(command, pairs, words):
         ("gate a --unit=user", "--unit is a setting; type: --require unit=user"),
         ("publish quantiles a --method=x", "--method is a setting; type: --set method=x"),
         ("groups a --by race", "no command groups; type: indpriv show AUDIT_DIR --by COLUMN"),
+        ("attack run a --attack rmia", "no command attack run; type: indpriv attack RUN"),
+        ("attack run --attack rmia", "run does not exist"),  # a run may be called so
+        ("attack exposure a.toml", "type: python -m audits exposure AUDIT.toml"),
+        ("advise a --target 1 --seeds=2", "type: python -m audits subsets AUDIT.toml --seeds N"),
         ("statement create a", "no command statement; type: indpriv publish statement AUDIT_DIR"),
         ("train a.toml", "no command train; type: python -m audits train AUDIT.toml"),
     ],
