@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -34,11 +35,11 @@ import pyarrow as pa
 from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 
+from indpriv._columns import Rows
 from indpriv._files import write_private_frames
-from indpriv.analysis.distribution import relation_of
+from indpriv.analysis.distribution import relate_to_loss
 from indpriv.analysis.groups import group_table
 from indpriv.audit import audit
-from indpriv.epsilon_table import beside
 from indpriv.norm_log.run_files import EXAMPLES
 from indpriv.norm_log.writer import NormLogWriter
 
@@ -157,6 +158,7 @@ class Parts:
 
     n_parts: int
     worst_case_epsilon: float = 0.25
+    account: ClassVar[Any] = SimpleNamespace(rows_per_unit=None)
     columns: tuple[str, ...] = ("label", "loss", "correct", "race", "sex")
 
     def __len__(self) -> int:
@@ -192,19 +194,16 @@ class Parts:
 def statistics_of_parts(n_parts: int) -> None:
     """Make group tables and the relation to loss of parts of a million examples."""
     parts: Any = Parts(n_parts)
-    nobody = parts.read(0, PART)[:0]
+    rows = Rows(parts.columns, range(0, len(parts) + 1, PART), parts.read)
+    nobody = rows.read(0, PART)[:0]
     for by in ("race", "sex"):
         start = time.process_time()
-        found = group_table(parts, parts, nobody, by)
+        found = group_table(parts, rows, nobody, by)
         print(f"{by}: {len(found.rows)} groups in {time.process_time() - start:.1f} CPU s")
-    pairs = (
-        (table.epsilon, table.at_worst_case, frame["loss"].to_numpy())
-        for table, frame in beside(parts, parts, ["loss"])
-    )
-    relation = relation_of(pairs, len(parts), parts.worst_case_epsilon)
+    relation = relate_to_loss(parts, rows)
     print(
-        f"tables made: {peak():.2f} GiB at the peak; Pearson's r {relation.every.pearson:.4f}, at"
-        f" most {relation.pearson_error:.1g} off; ranks {relation.every.spearman:.4f}, at most"
+        f"tables made: {peak():.2f} GiB at the peak; Pearson's r {relation.pearson_log_loss:.4f}, at"
+        f" most {relation.pearson_error:.1g} off; ranks {relation.spearman:.4f}, at most"
         f" {relation.spearman_error:.1g} off"
     )
 

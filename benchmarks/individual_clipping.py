@@ -172,7 +172,7 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
             level=float(levels.mean(axis=1) @ share_of_steps(log)),
             epsilon=float(np.median(table.epsilon)),
             claim="exact but for the seed" if arm.individually else "estimate",
-            pearson=relate_to_loss(table, as_rows(rows)).every.pearson,
+            pearson=relate_to_loss(table, as_rows(rows)).pearson_log_loss,
             means={str(label): float(mean) for label, mean in means.items()},
         )
 

@@ -6,14 +6,14 @@ Private Stochastic Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon
 final training loss.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._columns import Rows, to_floats
-from indpriv._types import BoolArray, FloatArray
+from indpriv._types import FloatArray
 from indpriv.accountant import Method, cap_rows
 from indpriv.analysis import statistics
 from indpriv.analysis.recorded_run import AuditedRun
@@ -119,34 +119,19 @@ def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
     """Relate epsilons to the losses of the final model.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
-    infinite, negative and missing ones are left out; both are counted.
+    infinite, negative and missing ones are left out; both are counted. Above a million, examples
+    are counted in bins of 0.4 %, and for the median losses in bins of 0.1 %.
 
     train: rows of the same examples in the same order, with a column loss.
     """
-    parts = (
-        (table.epsilon, table.at_worst_case, to_floats(frame["loss"]))
-        for table, frame in beside(epsilons, train, ["loss"])
-    )
-    return relation_of(parts, len(epsilons), top_of_range(epsilons))
-
-
-def relation_of(
-    parts: Iterable[tuple[FloatArray, BoolArray, FloatArray]], n: int, top: float
-) -> LossRelation:
-    """Relate epsilon and loss.
-
-    Args:
-        parts: of some examples each: epsilon, whether it is the worst case, and loss.
-        n: number of all examples; above a million they are counted in bins of 0.4 %, and for the
-            median losses in bins of 0.1 %.
-        top: upper edge of the figure's bins of epsilon.
-    """
+    n, left_out = len(epsilons), 0
     together = Condensed("loss", "epsilon", n=n, bits=statistics.PAIR_BITS)
-    alone, left_out = Condensed("loss", n=n), 0
-    for epsilon, at_worst_case, loss in parts:
+    alone = Condensed("loss", n=n)
+    for table, frame in beside(epsilons, train, ["loss"]):
+        loss = to_floats(frame["loss"])
         usable = np.isfinite(loss) & (loss >= 0)
-        below = (~at_worst_case[usable]).astype(np.int64)
-        together.add(below, loss[usable], epsilon[usable])
+        below = (~table.at_worst_case[usable]).astype(np.int64)
+        together.add(below, loss[usable], table.epsilon[usable])
         alone.add(below, loss[usable])
         left_out += int((~usable).sum())
     pairs, losses = together.frame(), alone.frame()
@@ -183,7 +168,7 @@ def relation_of(
         floor=floor,
         left_out=left_out,
         undefined_reason=_why_undefined(pairs, floored) if undefined else "",
-        bins=None if undefined else _bins(pairs, floored, top),
+        bins=None if undefined else _bins(pairs, floored, top_of_range(epsilons)),
         **fitted,
         pearson_with_floor=stated["pearson"],
         pearson_with_floor_interval=stated["pearson_interval"],

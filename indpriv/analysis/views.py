@@ -5,7 +5,6 @@ and so does whoever reads it on its way. Some may read the gradient of a single 
 Noise protects only from those who read what has it. All but outsiders know who took part.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,27 +25,20 @@ OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"
 
 
-def views_of(
-    log: NormLog, epsilons: EpsilonTable, recorder: Mapping[str, Any], content: Mapping[str, Any]
-) -> tuple[View, ...]:
-    """The views of a recorded federated run; empty for other runs and other units.
+def views_of(run: AuditedRun) -> tuple[View, ...]:
+    """The views of a federated run of clients or of rows; empty for other runs and other units.
 
-    Args:
-        log: of clients or of rows, as the reference loop or a RoundRecorder wrote it.
-        epsilons: of this log.
-        recorder: what the log's header says of the run.
-        content: of run.json; its table [federated] says where noise is added. Without one, the
-            server adds it to the sum of updates, or each client to its batches of rows.
+    The table [federated] of run.json says where noise is added. Without one, the server adds it to
+    the sum of updates, or each client to its batches of rows.
     """
-    account = epsilons.account
+    log, account, recorded = run.log, run.epsilons.account, run.recorded
     several = (account.rows_per_unit or 1) > 1  # rows of people from another column
-    if not recorder.get("rounds") or several or log.unit not in ("client", "example"):
+    if not recorded.recorder.get("rounds") or several or log.unit not in ("client", "example"):
         return ()
-    settings = first_at(content, ("config", "federated")) or {}
+    settings = first_at(recorded.declared.content, ("config", "federated")) or {}
     place, pruned = settings.get("noise_at"), settings.get("share", 1.0) < 1
     if log.unit == "client":
-        table = epsilons.table()
-        found = _of_clients(log, table, place or "server", pruned)
+        found = _of_clients(log, run.epsilons.table(), place or "server", pruned)
         if settings.get("copies", 1) > 1:
             why = "copies of it are in several clients"
             found = tuple(_nothing(ROW, o.observer, why) if o.unit == ROW else o for o in found)
@@ -138,9 +130,4 @@ def _batches(log: NormLog, owners: IntArray) -> tuple[FloatArray, FloatArray, Fl
     return clients, smallest, largest
 
 
-def _find(run: AuditedRun) -> dict[str, Any]:
-    recorded = run.recorded
-    return {"views": views_of(run.log, run.epsilons, recorded.recorder, recorded.declared.content)}
-
-
-FINDING = Finding("views", _find)
+FINDING = Finding("views", lambda run: {"views": views_of(run)})

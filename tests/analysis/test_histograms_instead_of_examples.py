@@ -1,13 +1,16 @@
 """The figures of large audits, which come from histograms, beside those of all examples."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from indpriv import EpsilonTable
 from indpriv._columns import as_rows
 from indpriv._plain import to_json
 from indpriv.analysis import statistics
-from indpriv.analysis.distribution import relate_to_loss, relation_of
+from indpriv.analysis.distribution import relate_to_loss
 from indpriv.analysis.groups import group_table
 from indpriv.analysis.statistics import PAIR_BITS, bin_width
 from synthetic import epsilon_table, rows
@@ -103,10 +106,13 @@ def test_the_relation_to_loss_is_that_of_all_examples(both):
 def test_the_relation_to_loss_in_parts_of_any_order_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     epsilon, loss, _, _ = drawn()
-    columns = epsilon, epsilon >= 0.22, loss
-    parts = np.array_split(np.random.default_rng(1).permutation(N), 7)
-    split = ([column[part] for column in columns] for part in [parts[0][:0], *parts])
-    assert relation_of(split, N, 0.22) == relation_of([columns], N, 0.22)
+    frame = epsilon_table(epsilon, worst_case=0.22).to_frame().assign(loss=loss)
+    other = frame.iloc[np.random.default_rng(1).permutation(N)]
+    found = []
+    for each, starts in ((frame, [0, N]), (other, [0, 17, N // 2, N])):
+        rows_of = replace(as_rows(each), starts=starts)
+        found.append(relate_to_loss(EpsilonTable.of_rows(rows_of), rows_of))
+    assert found[0] == found[1]
 
 
 def test_group_tables_of_bins_are_those_of_any_order(monkeypatch):

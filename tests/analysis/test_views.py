@@ -10,6 +10,7 @@ from scipy.stats import norm as normal
 
 import indpriv
 from indpriv import RoundRecorder
+from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun
 from indpriv.analysis.summary import Audit
 from indpriv.analysis.views import views_of
 from indpriv.audit import audit
@@ -26,6 +27,10 @@ def epsilon_of(mu):
         return (normal.cdf(mu / 2 - shift) - np.exp(epsilon) * normal.cdf(-mu / 2 - shift)) - DELTA
 
     return brentq(excess, 0, 500) if excess(0) > 0 else 0.0
+
+
+def run_of(log, table, run_info):
+    return AuditedRun(log, table, RecordedRun(declared=Declared(run_info), recorder={"rounds": 3}))
 
 
 def views(tmp_path, federated, *, by_row=False, noise=NOISE, steps=None, sampler="by_client"):
@@ -60,8 +65,7 @@ def views(tmp_path, federated, *, by_row=False, noise=NOISE, steps=None, sampler
     participation = "secret" if sampler == "poisson" else "known"
     table = indpriv.account(log, delta=DELTA, participation=participation)
     return {
-        (view.unit, view.observer): view
-        for view in views_of(log, table, {"rounds": True}, run_info)
+        (view.unit, view.observer): view for view in views_of(run_of(log, table, run_info))
     }, table
 
 
@@ -163,6 +167,6 @@ def test_an_audit_shows_them(tmp_path):
 def test_other_runs_have_no_views(tmp_path):
     _, table = views(tmp_path, None)
     log = indpriv.NormLog.open(tmp_path)
-    assert views_of(log, table, {}, {}) == ()
+    assert views_of(AuditedRun(log, table, RecordedRun())) == ()
     several = replace(table, account=replace(table.account, rows_per_unit=2))
-    assert views_of(log, several, {"rounds": True}, {}) == ()
+    assert views_of(run_of(log, several, {})) == ()
