@@ -166,22 +166,24 @@ class AttackSignals:
 
     @cached_property
     def centre(self) -> FloatArray:
-        """(n_examples,) a value near the signals of each, from which `sums` are taken."""
+        """(n_examples,) a value near the signals of each: sums of squares lose nothing less it."""
         return np.nan_to_num(self.finite(0))
 
     @cached_property
     def sums(self) -> FloatArray:
-        """(3, 2, n_examples) sums of `own_sums` over all models."""
+        """Number, sum and sum of squares of signals less their centre: what `moments` are made of.
+
+        (3, 2, n_examples), of models that were trained on the example, and of those that were not.
+        An attack on one model takes its `own_sums` away, so that no sum is made again.
+        """
         return np.asarray(sum(map(self.own_sums, range(self.n_models))))
 
     def own_sums(self, model: int) -> FloatArray:
-        """(3, 2, n_examples) 1, signal less centre and its square, of models with and without it.
-
-        0 on the other side, and where there is no signal.
-        """
+        """What one model adds to `sums`: nothing where it has no signal."""
         signal, inside = self.finite(model) - self.centre, self.member[model]
         known = np.stack([inside, ~inside]) & ~np.isnan(signal)
-        return np.where(known, np.stack([signal**0, signal, signal**2])[:, None], 0.0)
+        powers = np.stack([np.ones_like(signal), signal, signal**2])
+        return np.where(known, powers[:, None], 0.0)
 
     def check_references(self, target: int, least: int) -> None:
         """Raise InputError unless `least` references are left, of independent data."""

@@ -21,12 +21,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from audits.advice.new_runs import account_run
+from audits.intervals import student_interval
 from audits.words import attributed
 from indpriv._plain import Count, Epsilon, Percent, RoundShare, to_json
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.analysis.advice import Group
 from indpriv.analysis.groups import MIN_GROUP
-from indpriv.analysis.statistics import Interval, student_interval
+from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.audit.accounts import groups_of_run
 from indpriv.audit.pipeline import MethodOptions

@@ -27,9 +27,10 @@ import pandas as pd
 from scipy import stats
 
 from audits.exposure.ranks import Exposures
+from audits.intervals import student_interval
 from indpriv._plain import Count, Delta, Epsilon, PValue, figure
 from indpriv._types import FloatArray
-from indpriv.analysis.statistics import CONFIDENCE, Span, student_interval
+from indpriv.analysis.statistics import CONFIDENCE, Span
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 

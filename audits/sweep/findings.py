@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from audits.intervals import student_interval
 from audits.words import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.schedule import Curve
-from indpriv.analysis.statistics import Interval, student_interval
+from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError

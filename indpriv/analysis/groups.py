@@ -194,17 +194,11 @@ def group_table(
 
 
 class _Cells(NamedTuple):
-    """Training examples by group and label.
+    """Training examples by group and label, see `Condensed`.
 
-    Up to a million examples are kept one by one. More are counted in fine bins of epsilon, and what
-    was counted in parts of the data adds up.
-
-    Attributes:
-        epsilon: (n_values,) epsilons, of single examples or means of bins.
-        largest: (n_values,) the largest epsilon among them.
-        weights: (n_values,) number of examples that have each.
-        codes: (n_values,) group * number of labels + label.
-        sums: (n_cells,) of what adds up over the examples of a cell, by name.
+    (n_values,) epsilons, of single examples or means of bins, the largest epsilon among them, the
+    number of examples that have each, and codes, group * number of labels + label; (n_cells,) sums
+    of what adds up over the examples of a cell, by name.
     """
 
     epsilon: FloatArray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -125,30 +125,24 @@ KINDS["Declared"] = Declared
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known about a run in addition to its log.
+    """What is known about a run in addition to its log; None, or nothing, of what it lacks.
 
     Attributes:
-        examples: losses of the final model; None where the run ended before they were taken.
-        non_dp: the same for the non-private baseline.
+        examples, non_dp: losses of the final model, and of the non-private baseline.
         declared: what run.json says; not verified.
         recorder: what the recorder read from the optimizer and the loader.
         checks: assumptions, compared with what the run recorded.
-        holdout: norms of the test examples on the same trajectory; None where they were not
-            recorded.
-        canaries: scores of examples that fair coins included or left out; None where the run had
-            none.
-        gradient_canaries: scores of the run's gradient canaries; None where it had none.
-        references: signals of the run and of reference models, by name (see
-            `indpriv.attacks.train_references`); empty where there are none.
-        baseline_references: the same for the non-private baseline.
+        canaries: scores of examples that fair coins included or left out.
+        gradient_canaries: scores of the run's gradient canaries.
+        holdout: norms of the test examples on the same trajectory.
+        references, baseline_references: signals of the run, or of its baseline, and of reference
+            models, by name (see `indpriv.attacks.train_references`).
         released: what kept models tell, "dp" and "non_dp" (see `ReleasedModel`).
-        attributes: what speaks for each value of attributes of the examples; None where the run
-            did not say.
-        baseline_attributes: the same for the non-private baseline.
+        unchecked: what could not be checked about these signals, in sentences.
+        attributes, baseline_attributes: what speaks for each value of attributes of the examples.
         leakage: scores of reconstructions from gradients, one for each observation and attack.
         reconstructed: PNG files of pictures and their reconstructions.
-        curve: test accuracy and epsilon at checkpoints; None where the run kept none.
-        unchecked: what could not be checked about these signals, in sentences.
+        curve: test accuracy and epsilon at checkpoints.
     """
 
     examples: ExampleTable | None = None
@@ -224,33 +218,39 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
     return holdout.take(np.concatenate(found))
 
 
+# Files of a run directory by the attribute of `RecordedRun` that they give, and what reads each.
+_FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
+    "examples": (run_files.EXAMPLES, open_examples),
+    "non_dp": (run_files.EXAMPLES_NON_DP, open_examples),
+    "canaries": (run_files.CANARIES, AttackScores.from_file),
+    "gradient_canaries": (run_files.GRADIENT_CANARIES, AttackScores.from_file),
+    "attributes": (run_files.ATTRIBUTES, read_knowledge),
+    "baseline_attributes": (run_files.ATTRIBUTES_NON_DP, read_knowledge),
+    "curve": (run_files.CURVE, Curve.read),
+}
+
+
+def files_of(path: Path, names: Iterable[str] = _FILES) -> dict[str, Any]:
+    """What these files of a run hold, of those that it has."""
+    found = ((name, read, path / file) for name, (file, read) in _FILES.items() if name in names)
+    return {name: read(file) for name, read, file in found if file.is_file()}
+
+
 def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path = run.run_dir
-    declared = Declared(run_files.read_run_json(path))
+    declared, found = Declared(run_files.read_run_json(path)), files_of(path)
+    for name in found.keys() & {"examples", "non_dp"}:
+        found[name] = found[name].with_label_names(declared.class_names)
     holdout, leakage = path / run_files.HOLDOUT, path / run_files.LEAKAGE
-
-    def found(name: str, read: Callable[[Path], T]) -> T | None:
-        return read(path / name) if (path / name).is_file() else None
-
-    def table(file: Path) -> ExampleTable:
-        return open_examples(file).with_label_names(declared.class_names)
-
+    if run_files.holds_log(holdout):
+        found["holdout"] = NormLog.open(holdout, unreadable=run.unreadable)
     return RecordedRun(
-        examples=found(run_files.EXAMPLES, table),
-        non_dp=found(run_files.EXAMPLES_NON_DP, table),
+        **found,
         declared=declared,
         checks=tuple(verify(run)),
-        canaries=found(run_files.CANARIES, AttackScores.from_file),
-        attributes=found(run_files.ATTRIBUTES, read_knowledge),
-        baseline_attributes=found(run_files.ATTRIBUTES_NON_DP, read_knowledge),
-        gradient_canaries=found(run_files.GRADIENT_CANARIES, AttackScores.from_file),
         leakage=tuple(map(AttackScores.from_file, sorted(leakage.glob("*.parquet")))),
         reconstructed=tuple(sorted(leakage.glob("*.png"))),
-        curve=found(run_files.CURVE, Curve.read),
-        holdout=NormLog.open(holdout, unreadable=run.unreadable)
-        if run_files.holds_log(holdout)
-        else None,
         recorder={
             **run.header["run"],
             "seeded": run.seeded,
@@ -289,11 +289,6 @@ def with_units(
     one = "client" if log.sampler == "by_client" else "user"
     unit = one if log.unit == "example" else log.unit
     return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
-
-
-def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
-    """What a file says about attributes; None if there is no such file."""
-    return read_knowledge(path) if path.is_file() else None
 
 
 def in_rows_of(epsilons: EpsilonTable, examples: ExampleTable) -> ExampleTable:

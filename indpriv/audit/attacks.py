@@ -16,7 +16,7 @@ from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.attacks import attributes, canaries, evidence, membership
 from indpriv.analysis.attacks.rates import rates_over_models
-from indpriv.analysis.recorded_run import RecordedRun, knowledge_of
+from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.summary import Audit
 from indpriv.attack_signals import CONFIDENCE, AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
@@ -45,13 +45,9 @@ def known_of_run(run_dir: Path, signals: Path | None = None) -> RecordedRun:
     signals: of references for the run; None for those in the run directory, if it has any.
     InputError for signals of something else.
     """
-    table, baseline = example_table.ExampleTable.from_parquet, run_dir / run_files.EXAMPLES_NON_DP
-    run = RecordedRun(
-        examples=table(run_dir / run_files.EXAMPLES),
-        non_dp=table(baseline) if baseline.is_file() else None,
-        attributes=knowledge_of(run_dir / run_files.ATTRIBUTES),
-        baseline_attributes=knowledge_of(run_dir / run_files.ATTRIBUTES_NON_DP),
-    )
+    examples = example_table.ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
+    known = recorded_runs.files_of(run_dir, ("non_dp", "attributes", "baseline_attributes"))
+    run = RecordedRun(examples=examples, **known)
     return recorded_runs.with_references(run, run_dir, signals, None)
 
 

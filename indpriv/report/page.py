@@ -274,7 +274,6 @@ class Table:
         small, total: attributes, or macros, of rows that are too few to read, or that sum up the
             others.
         first: a page and a terminal show this many columns, and the page folds the others away.
-        wide: a terminal leaves these columns out where they do not fit.
     """
 
     def __init__(
@@ -287,12 +286,10 @@ class Table:
         small: Any = "",
         total: Any = "",
         first: int = 0,
-        wide: Sequence[int] = (),
         row_names: bool = True,
     ) -> None:
         self.head = [escape(str(head).strip()) for head in columns]
-        self.caption, self.style, self.first, self.wide = caption, style, first, frozenset(wide)
-        self.row_names = row_names
+        self.caption, self.style, self.first, self.row_names = caption, style, first, row_names
         self.rows: list[tuple[str, list[str]]] = []
         for row in records(rows) if isinstance(rows, pd.DataFrame) else rows:
             if isinstance(columns, Mapping):
@@ -337,11 +334,9 @@ class Table:
 
     def print(self, console: Console) -> None:
         """Print it at its full width even if the terminal is narrower: no figure is cut off."""
-        table = self.short
-        grid = table._grid()
-        if self.wide and _width(grid, console) > console.width:
-            grid = table.only(i for i in range(len(table.head)) if i not in self.wide)._grid()
-        width = max(_width(grid, console), console.width)
+        grid = self.short._grid()
+        room = console.options.update(width=_WIDEST)
+        width = max(Measurement.get(console, room, grid).maximum, console.width)
         colours: Literal["truecolor"] | None = "truecolor" if console.color_system else None
         CleanConsole(
             file=console.file, width=width, force_terminal=console.is_terminal, color_system=colours
@@ -374,10 +369,6 @@ def _cell(row: Any, of: Any) -> str:
     if form in WORDS:
         return escape(WORDS[form](value))
     return escape(_by_hand(formatted)(value, form) if form else _text(value))
-
-
-def _width(grid: Grid, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=_WIDEST), grid).maximum
 
 
 # --- HTML

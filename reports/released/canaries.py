@@ -14,13 +14,13 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from audits.intervals import student_interval
 from audits.training.datasets import Dataset
 from audits.training.models import first_parameters
 from audits.training.shadows import trainer_of
 from indpriv._files import read_json, write_json
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.rates import rates_on_updates
-from indpriv.analysis.statistics import student_interval
 from indpriv.attack_scores import AttackScores
 from indpriv.norm_log.run_files import CANARIES, GRADIENT_CANARIES
 from indpriv.recording import GradientCanaries, InsertedCanaries, Recorder, crafted_canaries

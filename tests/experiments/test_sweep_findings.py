@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from audits.intervals import student_interval
 from audits.sweep.findings import OverSeeds
-from indpriv.analysis.statistics import student_interval
 
 VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=8)
 

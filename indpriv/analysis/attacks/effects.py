@@ -7,6 +7,7 @@ fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2
 """
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -253,19 +254,9 @@ def _vulnerability(
     low, high = np.maximum(actual - width, least), np.minimum(actual + width, 1.0)
     found = []
     for place, name in enumerate(figures):
-        r, given, share = actual[:, place].tolist()
-        ends = [Interval(*pair) for pair in np.stack([low, high], 2)[:, place].tolist()]
-        known_given = not np.isnan(given)
-        one = VulnerabilityBy(
-            figure=name,
-            correlation=r,
-            correlation_interval=ends[0],
-            given_other=given if known_given else None,
-            given_other_interval=ends[1] if known_given else None,
-            found=share,
-            found_interval=ends[2],
-        )
-        found.append(one)
+        ends = np.stack([actual, low, high], 2)[:, place].tolist()
+        pairs = ((r, Interval(*own)) if not np.isnan(r) else (None, None) for r, *own in ends)
+        found.append(VulnerabilityBy(name, *chain.from_iterable(pairs)))
     return tuple(found)
 
 

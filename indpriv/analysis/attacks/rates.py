@@ -215,27 +215,38 @@ def _jackknife(
     """
     n = len(values)
     groups = np.array_split(np.arange(n), min(n, _GROUPS))
-    k, group_of = len(groups), np.repeat(np.arange(len(groups)), list(map(len, groups)))
-    means, moved = np.empty((k, values.shape[1])), np.full((k, k, values.shape[1]), np.nan)
-    for number, group in enumerate(groups):
+    k, size = len(groups), np.array([[n / len(group)] for group in groups])
+    means = np.empty((k, values.shape[1]))  # without each group
+    moved = np.full((k, *means.shape), np.nan)  # how far rates of one group are by another one
+    for out, group in enumerate(groups):
         kept = np.delete(np.arange(n), group)
         found = np.stack([_of_model(one)[:-2] for one in again(kept)])
-        means[number] = found.mean(axis=0)
-        for other in set(range(k)) - {number}:
-            of_group = group_of[kept] == other
-            moved[other, number] = (values[kept] - found)[of_group].mean(axis=0)
-    size = np.array([[n / len(group)] for group in groups])
+        means[out], by_group = found.mean(axis=0), np.full_like(values, np.nan)
+        by_group[kept] = values[kept] - found
+        for other in set(range(k)) - {out}:
+            moved[other, out] = by_group[groups[other]].mean(axis=0)
     pseudo = size * values.mean(axis=0) - (size - 1) * means
     variance = ((pseudo - pseudo.mean(axis=0)) ** 2 / (size - 1)).mean(axis=0)
-    if k > 3:  # what a pair of groups adds to the sum of what each of both adds
-        effect = (k - 2) * (moved - np.nanmean(moved, axis=1, keepdims=True))
-        pair = (effect + effect.transpose(1, 0, 2)) / 2
-        of_row = np.nansum(pair, axis=1)
-        every = of_row.sum(axis=0) / (2 * (k - 1))
-        alone = (of_row - every) / (k - 2)
-        squares = np.nansum((pair - alone[:, None] - alone[None]) ** 2, axis=(0, 1)) / 2
-        variance[1:] -= (2 * squares / (k * (k - 3) / 2) / (k * (k - 1)))[1:]
+    if k > 3:
+        variance[1:] -= _of_pairs(moved)[1:]
     return np.asarray(statistics.student_quantile(k - 1) * np.sqrt(np.maximum(variance, 0.0)))
+
+
+def _of_pairs(moved: FloatArray) -> FloatArray:
+    """(n_rates,) variance of a mean that comes from pairs of groups, and not from each alone.
+
+    moved: (k, k, n_rates) how far the rates of a group are moved by another one, its references;
+    NaN on the diagonal. A pair adds to the sum of all rates what each moves the other, beyond what
+    other groups do. Least squares of two main effects, the same ones, leave what is the pair's own.
+    """
+    k = len(moved)
+    effect = (k - 2) * (moved - np.nanmean(moved, axis=1, keepdims=True))
+    pair = (effect + effect.transpose(1, 0, 2)) / 2
+    total = np.nansum(pair, axis=1)
+    alone = (total - total.sum(axis=0) / (2 * (k - 1))) / (k - 2)
+    squares = np.nansum((pair - alone[:, None] - alone[None]) ** 2, axis=(0, 1)) / 2
+    freedom = k * (k - 3) / 2  # pairs less main effects
+    return np.asarray(2 * squares / freedom / (k * (k - 1)))
 
 
 def exceeds(
