@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csr_array
 
 from indpriv._checks import warn_caller
 from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
-from indpriv.accountant.blocks import BlockAccount, Workers, block_size, epsilon_table
+from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.known import known_blocks
 from indpriv.accountant.method import (
     ESTIMATE,
@@ -42,7 +41,7 @@ from indpriv.accountant.pairs import (
 )
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import Columns, Counts, RdpAccountant, joined, taken, tightened
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed, per_count
+from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import (
     UnitCells,
@@ -57,7 +56,6 @@ from indpriv.norm_log.fields import is_covered
 from indpriv.norm_log.norm_log import NormLog, recoded
 from indpriv.norm_log.records import Levels
 
-_SEARCH_BYTES = 4096  # that the search for the best order takes for one example and direction
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
 
 
@@ -74,17 +72,12 @@ class Bounds:
     pairs: Pairs | None = None
 
     @classmethod
-    def of(
-        cls, kinds: StepKinds, method: Method, most_steps: float, steps: csr_array | None = None
-    ) -> Bounds:
-        """Those of adding or removing an example, or a unit where kinds are of several rows.
-
-        steps: (n_cells, n_kinds) of one count of each cell; by default cells are kinds.
-        """
+    def of(cls, kinds: StepKinds, method: Method, most_steps: float) -> Bounds:
+        """Those of adding or removing an example, or a unit where kinds are of several rows."""
         pairs = None
         if method.accountant == "pld" and not np.any(kinds.rows > 1):
-            pairs = Pairs(kinds, method.delta, most_steps, steps)
-        return cls([kinds.accountant(method, steps)], pairs)
+            pairs = Pairs(kinds, method.delta, most_steps)
+        return cls([kinds.accountant(method)], pairs)
 
     def __call__(self, counts: Counts, gaussian: FloatArray | None = None) -> Columns:
         """Bounds of n examples; gaussian: (n,) squared mu of Gaussian mechanisms besides."""
@@ -125,25 +118,16 @@ class Engine:
         """Do what all blocks share; the log is as `checked` returns it."""
         steps, worst = Steps.of(log, method.between_records), worst_case(log, method)
         if uses_pairs(log, method):
-            laws, alike = pair_laws(log, method, steps.laws, steps.clipped)
-            directions = [
-                RdpAccountant(partial(per_count, steps.steps, law), method)
-                for law in (*laws, *([alike] if alike else []))
-            ]
-            of_alike = directions.pop() if alike else None
-            return cls(method, steps, Bounds(directions), worst, of_alike)
-        bounds, below = Bounds.of(steps.laws, method, float(log.total_steps), steps.steps), None
+            laws, own = pair_laws(log, method, steps.laws, steps.clipped)
+            bounds = Bounds([steps.laws.accountant(method, law) for law in laws])
+            alike = steps.laws.accountant(method, own) if own else None
+            return cls(method, steps, bounds, worst, alike)
+        most, below = float(log.total_steps), None
+        bounds = Bounds.of(steps.laws, method, most)
         if method.accountant == "pld" and method.brackets:
             least = steps.below()
-            below = least, Pairs.of(least, method.delta)
+            below = least, Pairs(least.laws, method.delta, most)
         return cls(method, steps, bounds, worst, below=below)
-
-    @property
-    def bytes_per_example(self) -> int:
-        """Memory that a block takes for one example."""
-        tight = 0 if self.bounds.pairs is None else 16 * self.steps.n_cells
-        searched = _SEARCH_BYTES * len(self.bounds.directions)
-        return self.steps.bytes_per_example + searched + tight
 
     def __call__(self, block: NormLog) -> Columns:
         """Bounds of the rows of a block; one that is always clipped has the worst case, exactly."""
@@ -178,7 +162,7 @@ def worst_case(log: NormLog, method: Method) -> Columns:
     if of_pairs:
         kinds, steps = condensed(kinds, steps)
         laws, _ = pair_laws(log, method, kinds, kinds.shift)
-        directions = [RdpAccountant(law, method) for law in laws]
+        directions = [kinds.accountant(method, law) for law in laws]
     found = Bounds(directions)(steps[None])
     if not np.isfinite(found["epsilon"][0]):
         raise refused("refusal.account", "no_noise", noise=1 / kinds.shift.max())
@@ -355,9 +339,8 @@ def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) 
         read = log = replace(read.only(slice(0)), batch_norms=None)
     engine = Engine.prepare(read, method)
     table = partial(epsilon_table, float(engine.worst_case["epsilon"][0]), claim, account)
-    size = block_size(engine.bytes_per_example)
     log = replace(log, batch_norms=read.batch_norms)
-    return BlockAccount(log, log.example_ids, engine, table, size)
+    return BlockAccount(log, log.example_ids, engine, table, engine.steps.block_size)
 
 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
@@ -376,12 +359,12 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     worst = worst_cases(read, method, n_rows)
     claim = claim_of(without_batches, method)
     cells = UnitCells.of(without_batches, method.between_records, most)
-    size, engine, batch_norms = block_size(cells.bytes_per_unit), None, None
+    size, engine, batch_norms = cells.block_size, None, None
     if n_rows[0] == 1:
         single = with_norms_it_uses(replace(read, unit_ids=None), method)
         engine, batch_norms = Engine.prepare(single, method), single.batch_norms
         worst[0] = engine.worst_case["epsilon"][0]
-        size = min(size, block_size(engine.bytes_per_example))
+        size = min(size, engine.steps.block_size)
         of_single = claim_of(single, method)
         claim = of_single if of_single[0] == ESTIMATE else claim
     bounds = Bounds.of(cells.laws, method, float(log.total_steps))

@@ -8,13 +8,13 @@ docs/explanation/proofs.md, whose lines the numbers in brackets are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 
 import numpy as np
 from scipy import stats
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array
 from scipy.special import erf, gammaln, logsumexp, rel_entr
 
 from indpriv._types import FloatArray
@@ -22,10 +22,8 @@ from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp import divergences_of_pairs, renyi_divergences
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed
 from indpriv.norm_log.norm_log import NormLog
-
-Law = Callable[[FloatArray], FloatArray]  # (n_orders,) orders to (n_orders, n) divergences
 
 _SLACK = 1e-9  # relative; of divergences and probabilities, far above the error of sums and logs
 _MOST_SETTINGS = 200  # whose loss distributions are composed
@@ -49,27 +47,19 @@ class Pairs:
     Poisson sampling, where an example is added or removed. Without sampling, a step is Gaussian.
 
     Attributes:
-        kinds: (n,) of steps.
+        kinds: of steps, and cells that are counted.
         delta: of the run.
         most_steps: of one example.
-        steps: (n_counted, n) steps of one count of each kind that is counted; by default these.
     """
 
     kinds: StepKinds
     delta: float
     most_steps: float
-    steps: csr_array | None = None
-
-    @classmethod
-    def of(cls, steps: Steps, delta: float) -> Pairs:
-        """Those that the steps of a log are counted as."""
-        return cls(steps.laws, delta, float(steps.norms.log.total_steps), steps.steps)
 
     def _losses(self, below: bool) -> tuple[tight.Losses, tight.Losses]:
         """With the example and without it, and the other way round."""
         shift, rate = self.kinds.shift, self.kinds.rate
-        of_kind = csr_array(eye_array(len(shift)) if self.steps is None else self.steps)
-        gaussian = rate >= 1
+        of_kind, gaussian = self.kinds.steps, rate >= 1
         laws = np.flatnonzero(~gaussian & (shift > 0))
         shifts, rates, blend = _nodes(np.maximum(shift[laws], _SMALLEST_SHIFT), rate[laws])
         if below:  # all of each law at the least revealing of its nodes
@@ -103,7 +93,7 @@ class Pairs:
         It is 0 for who is hardly ever drawn: if that has probability delta at most [5.2].
         """
         drawn = np.where(self.kinds.shift > 0, self.kinds.rate, 0.0)
-        drawn = met.counts @ (drawn if self.steps is None else self.steps @ drawn)
+        drawn = met.counts @ (self.kinds.steps @ drawn)
         ever = (drawn * (1 + 1e-9) > self.delta) | (met.gaussian > 0)
         found = np.zeros(len(met))
         found[ever] = larger_epsilons(self.above, met.take(ever), self.delta)

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from indpriv import _checks
 from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray, Progress
 from indpriv.accountant.account import checked, worst_case
-from indpriv.accountant.blocks import block_size, in_blocks
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_units
 from indpriv.accountant.method import (
@@ -305,7 +305,7 @@ def membership_risk(
     log = checked(log, method)
     readings, limit = _worst_case(log, method, readings)
     steps = Steps.of(log, method.between_records)
-    pairs = Pairs.of(steps, min(method.delta, _LEAST_DELTA))
+    pairs = Pairs(steps.laws, min(method.delta, _LEAST_DELTA), float(log.total_steps))
 
     def of_block(block: NormLog) -> Risk:
         found = readings.off(pairs, Met.of(steps.counts(block)))
@@ -314,7 +314,7 @@ def membership_risk(
             clipped[clipped] = steps.norms.always_clipped(block.take(np.flatnonzero(clipped)))
         return found.at_most(limit, clipped)
 
-    size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
+    size = steps.block_size
     blocks = in_blocks(log, of_block, size=size, workers=workers, progress=progress)
     individual, ids = Risk(**joined([vars(one) for one in blocks])), np.asarray(log.example_ids)
     account = account_of(log, method)
@@ -373,11 +373,11 @@ def predicted_evidence(
     steps = Steps.of(log, between_records)
     kl = kl_divergences(steps.laws.shift, steps.laws.rate)
     renyi = steps.laws.divergences(np.asarray(orders, dtype=np.float64))
-    table = steps.steps @ np.vstack([kl, kl.sum(axis=0), renyi]).T
+    table = steps.laws.steps @ np.vstack([kl, kl.sum(axis=0), renyi]).T
 
     def sums(block: NormLog) -> FloatArray:
         return np.asarray(steps.counts(block) @ table)
 
-    size = block_size(steps.bytes_per_example)
     columns = ["with_example", "without_example", "separation", *orders]
-    return pd.DataFrame(np.vstack(list(in_blocks(log, sums, size=size))), columns=columns)
+    found = np.vstack(list(in_blocks(log, sums, size=steps.block_size)))
+    return pd.DataFrame(found, columns=columns)

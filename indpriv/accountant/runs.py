@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.sparse import block_diag, csr_array, hstack
+from scipy.sparse import csr_array, hstack
 
 from indpriv import _checks
 from indpriv._facts import refused
@@ -277,7 +277,7 @@ class _Run:
     @property
     def n_cells(self) -> int:
         """Number of columns of the counts."""
-        return 0 if self.cells is None else self.cells.n_cells
+        return 0 if self.cells is None else self.cells.laws.n_cells
 
     def counts(self, start: int, stop: int) -> csr_array:
         """(stop - start, n_cells) counts of the people from start to stop; 0 if not in the run."""
@@ -339,10 +339,8 @@ def _epsilons(
     if not secret:
         return gaussian_bounds(squared_mu, method.delta) | {"epsilon_lower": np.zeros(n)}
     laws = StepKinds.concatenated([run.cells.laws for run in runs if run.cells is not None])
-    of_rows = [run.cells.steps for run in runs if isinstance(run.cells, Steps)]
-    steps = csr_array(block_diag(of_rows)) if of_rows else None
     most_steps = float(sum(run.log.total_steps for run in secret))
-    bounds = Bounds.of(laws, method, most_steps, steps)
+    bounds = Bounds.of(laws, method, most_steps)
 
     def work(start: int, stop: int) -> tuple[int, Columns]:
         counts = hstack([run.counts(start, stop) for run in secret], format="csr")

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array, eye_array
+from scipy.sparse import block_diag, coo_array, csr_array, eye_array
 
 from indpriv._types import FloatArray, IntArray
-from indpriv.accountant.blocks import n_cores
+from indpriv.accountant.blocks import block_size, n_cores
 from indpriv.accountant.method import Method
 from indpriv.accountant.norms import GoverningNorms, nodes_from_zero, places, snapped_rates
 from indpriv.accountant.rdp import MOST_DENSE, RdpAccountant, divergences_of_pairs
@@ -39,7 +39,10 @@ _MOST_LAWS, _MOST_CLIPPED = 1 << 18, 1 << 14  # in general, and of one clipped e
 _MOST_OWN, _MOST_NODES = 1 << 11, 1 << 14  # divergences that are not interpolated, and nodes
 _MOST_ENTRIES = 1 << 24  # of Steps.steps; beyond, settings are snapped, at least this far apart:
 _SETTINGS_APART = 5e-4
+_FOUND_BYTES = 1 << 13  # that the search for the best order takes for one example
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
+
+Law = Callable[[FloatArray], FloatArray]  # (n_orders,) orders to (n_orders, n) divergences
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,13 @@ class StepKinds:
         shift: clipped norm over the noise's standard deviation.
         rate: Poisson sampling rate.
         rows: equal rows of one unit, each with this shift; or (1,) for all, by default 1.
+        cells: (n_cells, n) whole steps of one count of each cell; by default kinds are cells.
     """
 
     shift: FloatArray
     rate: FloatArray
     rows: IntArray = field(default_factory=lambda: np.ones(1, np.int64))
+    cells: csr_array | None = None
 
     def __len__(self) -> int:
         return len(self.rate)
@@ -62,17 +67,30 @@ class StepKinds:
     @classmethod
     def concatenated(cls, parts: Sequence[StepKinds]) -> StepKinds:
         """The kinds of all parts."""
-        shifts, rates = [part.shift for part in parts], [part.rate for part in parts]
-        rows = [np.broadcast_to(part.rows, len(part)) for part in parts]
-        return cls(np.concatenate(shifts), np.concatenate(rates), np.concatenate(rows))
+        each = [(one.shift, one.rate, np.broadcast_to(one.rows, len(one))) for one in parts]
+        shift, rate, rows = (np.concatenate(column) for column in zip(*each, strict=True))
+        return cls(shift, rate, rows, csr_array(block_diag([one.steps for one in parts])))
 
-    def accountant(self, method: Method, steps: csr_array | None = None) -> RdpAccountant:
-        """Of counts of these kinds, or of cells, each of which has such steps (n_cells, n)."""
+    @property
+    def steps(self) -> csr_array:
+        """(n_cells, n) steps of one count of each cell."""
+        return csr_array(eye_array(len(self))) if self.cells is None else self.cells
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return len(self) if self.cells is None else int(self.cells.shape[0])
+
+    def accountant(self, method: Method, law: Law | None = None) -> RdpAccountant:
+        """Of counts of these cells; law: of steps, by default of adding or removing an example."""
         if np.any(self.rows > 1):
             return RdpAccountant(self.divergences_at, method, slow=True)
-        if steps is None:
-            return RdpAccountant(self.divergences, method)
-        return RdpAccountant(partial(per_count, steps, self.divergences), method)
+        return RdpAccountant(partial(self.per_count, law or self.divergences), method)
+
+    def per_count(self, law: Law, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_cells) divergences of one count of each cell; law: of one step."""
+        found = np.ascontiguousarray(law(orders).T)
+        return np.ascontiguousarray((found if self.cells is None else self.cells @ found).T)
 
     def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""
@@ -154,16 +172,21 @@ def collected(
     return csr_array(parts, shape=(n, n_cells))
 
 
+def size_of_blocks(norms: GoverningNorms, laws: StepKinds, n_entries: int) -> int:
+    """Number of examples at a time; n_entries: cells that one may meet."""
+    dense = laws.n_cells if laws.n_cells <= MOST_DENSE else 0
+    return block_size(norms.bytes_per_example + 32 * n_entries + 24 * dense + _FOUND_BYTES)
+
+
 @dataclass(frozen=True)
 class Steps:
     """How the steps of a log are counted.
 
     Attributes:
         norms: which norm of an example counts in which step.
-        laws: (n_laws,) the kinds of steps.
+        laws: (n_laws,) the kinds of steps, and the cells.
         clipped: (n_laws,) shift of a gradient at max_grad_norm in the steps of each, or a larger
             one where laws were snapped.
-        steps: (n_cells, n_laws) whole steps of one count of each cell.
         cell: (n_mixes, n_codes) of each mix and code.
         record: (n_entries,) rows of norms that examples are counted at.
         mix: (n_entries,) of each. weight: (n_entries,) counts.
@@ -173,7 +196,6 @@ class Steps:
     norms: GoverningNorms
     laws: StepKinds
     clipped: FloatArray
-    steps: csr_array
     cell: IntArray
     record: IntArray
     mix: IntArray
@@ -207,13 +229,13 @@ class Steps:
         entry = shares.tocoo()
         row, setting, share = entry.row, entry.col, entry.data
         if len(row) == shares.shape[0] and (share == 1).all():  # single settings: cells are laws
-            steps, cell = csr_array(eye_array(len(laws))), law[setting]
+            cell = law[setting]
         else:
             cell = np.arange(shares.shape[0] * n_codes).reshape(-1, n_codes)
             met = np.repeat(share, n_codes), (cell[row].ravel(), law[setting].ravel())
-            steps = csr_array(coo_array(met, shape=(cell.size, len(laws))))
+            laws = replace(laws, cells=csr_array(coo_array(met, shape=(cell.size, len(laws)))))
         exact = exact and norms.codes.exact and apart == 0
-        return cls(norms, laws, clipped, steps, cell, record, mix, weight, exact)
+        return cls(norms, laws, clipped, cell, record, mix, weight, exact)
 
     def below(self) -> Steps:
         """The same steps, none of which costs more than what was met: for lower bounds."""
@@ -222,28 +244,22 @@ class Steps:
         return Steps.of(self.norms.log, self.norms.between_records, down=True)
 
     @property
-    def n_cells(self) -> int:
-        """Number of cells."""
-        return int(self.steps.shape[0])
-
-    @property
-    def bytes_per_example(self) -> int:
-        """Memory that the counts of one example take, and what they are made from."""
-        counts = 8 * self.n_cells if self.n_cells <= MOST_DENSE else 0
-        return self.norms.bytes_per_example + 32 * len(self.record) + counts
+    def block_size(self) -> int:
+        """Number of examples at a time."""
+        return size_of_blocks(self.norms, self.laws, len(self.record))
 
     def counts(self, block: NormLog) -> csr_array:
         """Counts of a block of examples over the cells."""
-        if self.norms.log.batch_norms is not None and self.n_cells <= MOST_DENSE:
+        if self.norms.log.batch_norms is not None and self.laws.n_cells <= MOST_DENSE:
             return self._by_span(block)
         codes = self.norms.codes.codes(self.norms.read(block), down=self.norms.down)
         place = codes[self.record] + self.mix[:, None] * self.cell.shape[1]
         entries = [(self.cell.take(place), self.weight[:, None])]
-        return collected(entries, block.n_examples, self.n_cells)
+        return collected(entries, block.n_examples, self.laws.n_cells)
 
     def _by_span(self, block: NormLog) -> csr_array:
         """Counts with batch norms, where each example has spans of its own."""
-        norms, n_cells = self.norms, self.n_cells
+        norms, n_cells = self.norms, self.laws.n_cells
         example, norm, begin, stop = norms.known(block).spans(norms.between_records)
         codes = norms.codes.codes(norm, down=norms.down)
         counts, first = np.zeros(block.n_examples * n_cells), example.astype(np.int64) * n_cells
@@ -252,16 +268,6 @@ class Steps:
             steps = before[stop] - before[begin]
             counts += np.bincount(first + cell[codes], steps, minlength=len(counts))
         return csr_array(counts.reshape(-1, n_cells))
-
-
-def per_count(
-    steps: csr_array, of_laws: Callable[[FloatArray], FloatArray], orders: FloatArray
-) -> FloatArray:
-    """(n_orders, n_cells) of one count of each cell, that is steps (n_cells, n_laws).
-
-    of_laws: from orders to the (n_orders, n_laws) of one step.
-    """
-    return np.ascontiguousarray((steps @ np.ascontiguousarray(of_laws(orders).T)).T)
 
 
 def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_array]:

@@ -27,14 +27,19 @@ from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
 from indpriv.accountant.norms import GoverningNorms, snapped_rates
 from indpriv.accountant.pairs import pair_epsilon
-from indpriv.accountant.rdp import MOST_DENSE
-from indpriv.accountant.steps import StepKinds, clipped_steps, collected, neighbours
+from indpriv.accountant.steps import (
+    StepKinds,
+    clipped_steps,
+    collected,
+    neighbours,
+    size_of_blocks,
+)
 from indpriv.norm_log.norm_log import NormLog
 
 MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones
 # Each number of rows up to the first of these has cells; beyond, numbers in this ratio.
 _EVERY_NUMBER, _ROWS_RATIO = 64, 1.02
-_MAX_LEVELS = 512  # levels of all settings together; beyond, shifts are nodes of a grid
+_MAX_LEVELS = 512  # shifts of all levels and settings; more are between nodes of a grid
 _MAX_RATES = 32  # distinct sample rates; if there are more, they are rounded up to this many
 # Of a grid of shifts. Between nodes a step is shared, which overstates RDP by 1e-4.
 _NODE_RATIO, _SMALLEST = 1.02, 1e-3
@@ -101,75 +106,52 @@ def row_numbers(largest: int) -> IntArray:
 
 @dataclass(frozen=True)
 class UnitCells:
-    """Cells (setting, number of rows, node), each of equal rows of one norm: the node runs fastest.
+    """Cells (rate, number of rows, node), each of equal rows of one shift: the node runs fastest.
 
     Attributes:
         laws: of the cells.
         norms: which norm of a row counts in which step.
         row_numbers: (n_numbers,) see `row_numbers`.
-        nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or
-            shifts.
-        scale: (n_settings,) from a relative norm to the unit of the nodes, by setting of a step.
-        setting: (n_settings,) setting of a cell, by setting of a step.
-        between_nodes: whether norms lie between nodes, not on them.
+        nodes: (n_nodes,) shifts, ascending from 0, at or between which those of rows lie.
+        rate: (n_settings,) place of the rate of a cell, by setting of a step.
     """
 
     laws: StepKinds
     norms: GoverningNorms
     row_numbers: IntArray
     nodes: FloatArray
-    scale: FloatArray
-    setting: IntArray
-    between_nodes: bool
+    rate: IntArray
 
     @classmethod
     def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
         """The cells of a log whose largest unit has this number of rows."""
-        norms = GoverningNorms.of(log, between_records)
-        distinct, numbers = norms.settings, row_numbers(largest_unit)
-        noise, rates = distinct.noise_multiplier, distinct.sample_rate
-        settings, setting = np.unique(np.stack([noise, rates], axis=1), axis=0, return_inverse=True)
-        tables = np.unique(norms.codes.table(distinct.max_grad_norm), axis=0)
-        nodes, scale, setting = np.unique(tables[0]), np.ones(len(noise)), setting.ravel()
-        few = len(settings) * len(nodes) <= _MAX_LEVELS and largest_unit <= MOST_ROWS
-        between_nodes = not (norms.codes.direct and len(tables) == 1 and few)
-        if between_nodes:
-            few_rates = len(np.unique(rates)) <= _MAX_RATES
-            apart = 0.0 if few_rates else np.log(rates.max() / rates.min()) / (_MAX_RATES - 1)
-            rates, setting = np.unique(snapped_rates(rates, apart, down=False), return_inverse=True)
-            scale = 1 / noise
+        norms, numbers = GoverningNorms.of(log, between_records), row_numbers(largest_unit)
+        noise, rates = norms.settings.noise_multiplier, norms.settings.sample_rate
+        few = len(np.unique(rates)) <= _MAX_RATES
+        apart = 0.0 if few else np.log(rates.max() / rates.min()) / (_MAX_RATES - 1)
+        rates, setting = np.unique(snapped_rates(rates, apart, down=False), return_inverse=True)
+        nodes = np.unique(norms.codes.table(norms.settings.max_grad_norm) / noise[:, None])
+        few_rows = largest_unit <= MOST_ROWS
+        if not (norms.codes.direct and len(nodes) <= _MAX_LEVELS and few_rows):
             # 0, then a geometric series
             ends = _SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min()
             n = max(math.ceil(math.log(ends[1] / ends[0]) / math.log(_NODE_RATIO)) + 1, 2)
-            shifts = nodes = np.append(0.0, np.geomspace(*ends, n) * (1 + _ROUNDING))
-        else:
-            shifts, rates = nodes / settings[:, :1], settings[:, 1]
-        shape = (len(rates), len(numbers), len(nodes))
-        laws = StepKinds(
-            np.broadcast_to(shifts.reshape(-1, 1, len(nodes)), shape).ravel(),
-            np.broadcast_to(rates[:, None, None], shape).ravel(),
-            np.broadcast_to(numbers[None, :, None], shape).ravel(),
-        )
-        return cls(laws, norms, numbers, nodes, scale, setting, between_nodes)
+            nodes = np.append(0.0, np.geomspace(*ends, n) * (1 + _ROUNDING))
+        rate, rows, shift = np.meshgrid(rates, numbers, nodes, indexing="ij")
+        laws = StepKinds(shift.ravel(), rate.ravel(), rows.ravel())
+        return cls(laws, norms, numbers, nodes, setting)
 
     @property
-    def n_cells(self) -> int:
-        """Number of cells."""
-        return len(self.laws)
-
-    @property
-    def bytes_per_unit(self) -> int:
-        """Memory that the counts of one unit take."""
-        counts = 8 * self.n_cells if self.n_cells <= MOST_DENSE else 0
-        entries = (4 if self.between_nodes else 2) * self.norms.steps.nnz
-        return counts + 32 * entries + self.norms.bytes_per_example
+    def block_size(self) -> int:
+        """Number of units at a time."""
+        return size_of_blocks(self.norms, self.laws, 4 * self.norms.steps.nnz)
 
     def counts(self, block: NormLog, starts: IntArray) -> csr_array:
         """Counts over the cells of the units whose rows are consecutive examples of a block.
 
         starts: (n_units,) position of each unit's first example.
         """
-        return collected(self._entries(self.norms.read(block), starts), len(starts), self.n_cells)
+        return collected(self._entries(self.norms.read(block), starts), len(starts), len(self.laws))
 
     def _entries(
         self, values: NDArray[np.generic], starts: IntArray
@@ -180,23 +162,19 @@ class UnitCells:
         for begin in range(0, met.nnz, chunk):
             part = slice(begin, begin + chunk)
             setting, steps = met.col[part], met.data[part, None].astype(np.float64)
-            clip, scale = norms.settings.max_grad_norm[setting, None], self.scale[setting, None]
-            relative = norms.codes.relative(values[met.row[part]], clip)
-            largest = np.maximum.reduceat(relative, starts, axis=1) * scale
-            total = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING) * scale
+            clip = norms.settings.max_grad_norm[setting, None]
+            shift = norms.codes.relative(values[met.row[part]], clip)
+            shift /= norms.settings.noise_multiplier[setting, None]
+            largest = np.maximum.reduceat(shift, starts, axis=1)
+            total = np.add.reduceat(shift, starts, axis=1) * (1 + _ROUNDING)
             # Sharing a step between neighbouring cells is a bound [8.3] [8.4]
-            if self.between_nodes:
-                norm = np.maximum(largest, total / MOST_ROWS)
-                below, above, up = neighbours(self.nodes, norm, np.positive)
-                parts = [(below, 1 - up), (above, up)]
-            else:  # levels, and few enough rows
-                above = np.minimum(np.searchsorted(self.nodes, largest), n_nodes - 1)
-                norm, parts = self.nodes[above], [(above, np.ones(largest.shape))]
-            rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
+            largest = np.maximum(largest, total / MOST_ROWS)
+            below, above, up = neighbours(self.nodes, largest, np.positive)
+            rows = np.divide(total, largest, out=np.ones(total.shape), where=largest > 0)
             numbers = self.row_numbers.astype(np.float64)
             fewer, more, rest = neighbours(numbers, rows, np.positive)
-            first = self.setting[setting, None] * (len(numbers) * n_nodes)
-            for node, share in parts:
+            first = self.rate[setting, None] * (len(numbers) * n_nodes)
+            for node, share in ((below, 1 - up), (above, up)):
                 yield first + fewer * n_nodes + node, steps * share * (1 - rest)
                 yield first + more * n_nodes + node, steps * share * rest
 

@@ -32,7 +32,7 @@ from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
 from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.steps import Steps, per_count
+from indpriv.accountant.steps import Steps
 from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.recorded_run import AuditedRun
@@ -412,13 +412,12 @@ def _step_costs(
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     """Mean over all examples of the account's RDP at one order."""
     steps = Steps.of(log, method.between_records)
-    table = per_count(steps.steps, steps.laws.divergences, np.array([order]))
+    table = steps.laws.per_count(steps.laws.divergences, np.array([order]))
 
     def work(block: NormLog) -> float:
         return float((steps.counts(block) @ table.T).sum())
 
-    size = block_size(steps.bytes_per_example)
-    return sum(in_blocks(log, work, size=size)) / log.n_examples
+    return sum(in_blocks(log, work, size=steps.block_size)) / log.n_examples
 
 
 def _look(

@@ -19,7 +19,7 @@ from indpriv._plain import shown, to_json
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import method as methods
 from indpriv.accountant.account import with_norms_it_uses
-from indpriv.accountant.blocks import block_size, in_blocks
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.pairs import Pairs
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
@@ -475,14 +475,14 @@ def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> 
     method = methods.Method(delta=account.delta, accountant="pld", between_records=between)
     log = with_norms_it_uses(log, method)
     steps = Steps.of(log, between)
-    pairs = Pairs.of(steps, account.delta)
+    pairs = Pairs(steps.laws, account.delta, float(log.total_steps))
 
     def of_block(block: NormLog) -> FloatArray:
         met = Met.of(steps.counts(block))
         return deltas(pairs.above[0], met, np.full(len(met), at))
 
-    size = block_size(steps.bytes_per_example + 16 * len(steps.laws))
-    return np.concatenate([np.zeros(0), *in_blocks(log.take(rows), of_block, size=size)])
+    found = in_blocks(log.take(rows), of_block, size=steps.block_size)
+    return np.concatenate([np.zeros(0), *found])
 
 
 def mu_of(table: EpsilonTable) -> FloatArray:

@@ -61,7 +61,7 @@ def rdp_of(log, between_records):
 
 
 def by_law(steps, block):
-    return (steps.counts(block) @ steps.steps).toarray()
+    return (steps.counts(block) @ steps.laws.steps).toarray()
 
 
 def one_step_at_a_time(patch):

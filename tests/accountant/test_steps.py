@@ -9,7 +9,7 @@ from indpriv.accountant import norms as norms_module
 from indpriv.accountant import steps as steps_module
 from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import epsilon_offsets, renyi_divergences
-from indpriv.accountant.steps import StepKinds, Steps, condensed, per_count
+from indpriv.accountant.steps import StepKinds, Steps, condensed
 
 ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
 
@@ -20,7 +20,7 @@ def whole(log):
 
 def by_law(steps):
     """(n_examples, n_laws) steps of all examples with each law."""
-    return (steps.counts(whole(steps.norms.log)) @ steps.steps).toarray()
+    return (steps.counts(whole(steps.norms.log)) @ steps.laws.steps).toarray()
 
 
 def lay_out(log, between_records, *, many=False, down=False):
@@ -37,7 +37,7 @@ def lay_out(log, between_records, *, many=False, down=False):
 def rdp_of(steps):
     """RDP of the examples, by the counts; the other ways to the same number must agree."""
     log = steps.norms.log
-    table, counts = per_count(steps.steps, steps.laws.divergences, ORDERS), steps.counts(whole(log))
+    table, counts = steps.laws.per_count(steps.laws.divergences, ORDERS), steps.counts(whole(log))
     totals = counts @ table.T
     met = by_law(steps)
     np.testing.assert_array_equal(met, np.round(met))
@@ -196,7 +196,7 @@ def test_snapping_raises_epsilon_by_little(varying, rounding, excess):
     each = renyi_divergences(shifts.ravel(), rates.ravel(), orders)
     truth = each.reshape(1500, 4, len(orders)).sum(axis=0)
     steps = Steps.of(log, "last")
-    ours = steps.counts(whole(log)) @ per_count(steps.steps, steps.laws.divergences, orders).T
+    ours = steps.counts(whole(log)) @ steps.laws.per_count(steps.laws.divergences, orders).T
     assert np.all(ours >= truth * (1 - 1e-9))
     exact, found = (
         (rdp + epsilon_offsets(orders, 1e-5, "canonne2020")).min(axis=1) for rdp in (truth, ours)
@@ -263,7 +263,7 @@ def test_ten_thousand_levels_under_one_setting(between_records):
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 8192, **run)
     steps = lay_out(log, between_records)
     assert steps.exact
-    assert steps.n_cells > steps_module.MOST_DENSE
+    assert steps.laws.n_cells > steps_module.MOST_DENSE
     relative = oracles.governing_norms(norms, recorded, 40, np.ones(40), between_records)
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     ours = rdp_of(steps)  # of so many kinds, on chords

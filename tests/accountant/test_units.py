@@ -40,7 +40,7 @@ def cost(norms, order, *, largest_unit=0, **changes):
     cells = UnitCells.of(log, "last", max(n_rows, largest_unit))
     counts = cells.counts(log.part(0, n_rows), np.array([0]))
     met = np.flatnonzero(counts.sum(axis=0))
-    table = np.zeros((1, cells.n_cells))
+    table = np.zeros((1, cells.laws.n_cells))
     table[0, met] = cells.laws.divergences_at(met, np.full(len(met), order))
     return (counts @ table.T)[0, 0]
 
@@ -245,7 +245,7 @@ def test_divergences_are_computed_only_where_units_have_steps():
         198,
     }  # 3: sums of norms are rounded up in their last place
     assert orders[n_rows == 198].max() < 10 < orders[n_rows == 1].max()
-    everything = cells.laws.rows, np.arange(cells.n_cells)
+    everything = cells.laws.rows, np.arange(cells.laws.n_cells)
     each = 1 + np.geomspace(1e-2, 1e2, 4000)
     for unit, k in enumerate((198, 2, 1)):
         cell = everything[1][(everything[0] == k) & np.isclose(cells.laws.shift, 0.3)]
