@@ -61,15 +61,11 @@ _CLOSE = 1e-3  # relative distance to the worst case within which an example may
 
 @dataclass(frozen=True)
 class Bounds:
-    """Turns counts over cells into epsilons. It can be pickled.
+    """Turns counts over cells into epsilons. It can be pickled."""
 
-    Attributes:
-        directions: by Rényi orders, each neighbouring direction that may be the larger one.
-        pairs: by losses; None where there are no tight bounds of each example.
-    """
-
+    # by Rényi orders, each neighbouring direction that may be the larger one
     directions: Sequence[RdpAccountant]
-    pairs: Pairs | None = None
+    pairs: Pairs | None = None  # by losses; None where there are no tight bounds of each example
 
     @classmethod
     def of(cls, kinds: StepKinds, method: Method, most_steps: float) -> Bounds:
@@ -93,24 +89,18 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Engine:
-    """Bounds of the rows of one log, block by block; it can be pickled.
+    """Bounds of the rows of one log, block by block; it can be pickled."""
 
-    Attributes:
-        method: how to account.
-        steps: how norms are counted; they never say that an example is always clipped unless it is.
-        bounds: of these counts.
-        worst_case: bounds of one example that is clipped in every step.
-        alike: of a replacement with the example's own norms, which is no bound; None unless
-            examples are replaced.
-        below: where lower ends are computed, too, steps of which none costs more than its own,
-            and what they are.
-    """
-
-    method: Method
+    method: Method  # how to account
+    # how norms are counted; they never say that an example is always clipped unless it is
     steps: Steps
-    bounds: Bounds
-    worst_case: Columns
+    bounds: Bounds  # of these counts
+    worst_case: Columns  # bounds of one example that is clipped in every step
+    # of a replacement with the example's own norms, which is no bound; None unless examples are
+    # replaced
     alike: RdpAccountant | None = None
+    # where lower ends are computed, too, steps of which none costs more than its own, and what they
+    # are
     below: tuple[Steps, Pairs] | None = None
 
     @classmethod

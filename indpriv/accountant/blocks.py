@@ -205,23 +205,17 @@ Workers = int | RayPool | None  # threads, by default one for each core, or a cl
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """The account of a log, by units: examples, or all rows of a person.
+    """The account of a log, by units: examples, or all rows of a person."""
 
-    Attributes:
-        log: whose records are read; the rows of a unit lie together in it.
-        ids: (n_units,) of the rows of the table.
-        work: what is found about the units of a block. It can be pickled.
-        table: of the units with these ids, from what was found in their blocks. Its worst case is
-            that of the run, or that of these units where only all of them show it.
-        size: the largest number of units of a block.
-        first_row: (n_units + 1,) where the rows of each unit begin; None if each row is one.
-    """
-
-    log: NormLog
-    ids: Ids
+    log: NormLog  # whose records are read; the rows of a unit lie together in it
+    ids: Ids  # (n_units,) of the rows of the table
+    # what is found about the units of a block. It can be pickled.
     work: Callable[[NormLog], Columns]
+    # of the units with these ids, from what was found in their blocks. Its worst case is that of
+    # the run, or that of these units where only all of them show it.
     table: Callable[[NDArray[np.generic], Sequence[Columns]], EpsilonTable]
-    size: int
+    size: int  # the largest number of units of a block
+    # (n_units + 1,) where the rows of each unit begin; None if each row is one
     first_row: IntArray | None = None
 
     def __len__(self) -> int:

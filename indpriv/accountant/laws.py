@@ -35,19 +35,13 @@ _AT_ONCE = 1 << 20  # numbers of a batch of laws
 
 @dataclass(frozen=True)
 class Mixture:
-    """Mixtures of normal laws of variance 1, of n steps.
+    """Mixtures of normal laws of variance 1, of n steps."""
 
-    Attributes:
-        mean: (n, k) in standard deviations of the noise; (1, k) where all steps have the same.
-        weight: (n, k) of each mean; they add up to 1 with `beyond`.
-        beyond: (n,) weight of means that are left out; 1 where nothing could be computed.
-        error: relative error of weights, besides a few roundings.
-    """
-
+    # (n, k) in standard deviations of the noise; (1, k) where all steps have the same
     mean: FloatArray
-    weight: FloatArray
-    beyond: FloatArray
-    error: float = 0.0
+    weight: FloatArray  # (n, k) of each mean; they add up to 1 with `beyond`
+    beyond: FloatArray  # (n,) weight of means that are left out; 1 where nothing could be computed
+    error: float = 0.0  # relative error of weights, besides a few roundings
 
     @classmethod
     def sampled(cls, shift: FloatArray, rate: FloatArray) -> Mixture:
@@ -248,17 +242,11 @@ def upper_share(
 
 @dataclass(frozen=True)
 class Cells:
-    """One-step losses of n laws in one direction, each cell of the noise put on its ends.
+    """One-step losses of n laws in one direction, each cell of the noise put on its ends."""
 
-    Attributes:
-        loss: (n, n_points) points, which rise but for rounding.
-        mass: (n, n_points) of the first law at each.
-        miss: (n,) mass of the first law that no cell has: its loss may be infinite.
-    """
-
-    loss: FloatArray
-    mass: FloatArray
-    miss: FloatArray
+    loss: FloatArray  # (n, n_points) points, which rise but for rounding
+    mass: FloatArray  # (n, n_points) of the first law at each
+    miss: FloatArray  # (n,) mass of the first law that no cell has: its loss may be infinite
 
     def __len__(self) -> int:
         return len(self.loss)

@@ -76,20 +76,14 @@ class NormCodes:
 
     Where the log is rounded under one max_grad_norm, its own codes are used as they are. Otherwise
     norms are read as floats, and located among the bounds.
-
-    Attributes:
-        levels: rounding of the log.
-        unit: the max_grad_norm that bounds are fractions of.
-        bounds: (n_codes,) ascending from 0. The last one is a clipped norm of unknown size.
-        exact: bounds are all the levels that there are; no norm lies between them.
-        direct: codes are those of the log.
     """
 
-    levels: Levels
-    unit: float
+    levels: Levels  # rounding of the log
+    unit: float  # the max_grad_norm that bounds are fractions of
+    # (n_codes,) ascending from 0. The last one is a clipped norm of unknown size.
     bounds: FloatArray
-    exact: bool
-    direct: bool
+    exact: bool  # bounds are all the levels that there are; no norm lies between them
+    direct: bool  # codes are those of the log
 
     @classmethod
     def of(cls, log: NormLog) -> NormCodes:
@@ -146,26 +140,16 @@ class GoverningNorms:
     Norms lie in rows: those of each record, the larger ones of each two records that a step lies
     half-way between, and one at max_grad_norm for all, where such steps are. With batch norms, each
     step has a row.
-
-    Attributes:
-        log: the log.
-        between_records: what governs steps between records.
-        codes: the bounds at which norms are counted.
-        pairs: (n_pairs,) records r such that a step lies half-way between r and r + 1.
-        settings: the distinct ones, (n_settings,) each; snapped if `apart`.
-        steps: (n_rows, n_settings) whole numbers of steps, by row and setting.
-        largest: (n_rows,) the largest max_grad_norm of the steps that each row governs.
-        down: whether norms and settings between nodes cost too little, not too much.
     """
 
     log: NormLog
-    between_records: str
-    codes: NormCodes
-    pairs: IntArray
-    settings: StepSettings
-    steps: csr_array
-    largest: FloatArray
-    down: bool
+    between_records: str  # what governs steps between records
+    codes: NormCodes  # the bounds at which norms are counted
+    pairs: IntArray  # (n_pairs,) records r such that a step lies half-way between r and r + 1
+    settings: StepSettings  # the distinct ones, (n_settings,) each; snapped if `apart`
+    steps: csr_array  # (n_rows, n_settings) whole numbers of steps, by row and setting
+    largest: FloatArray  # (n_rows,) the largest max_grad_norm of the steps that each row governs
+    down: bool  # whether norms and settings between nodes cost too little, not too much
 
     @classmethod
     def of(
@@ -282,20 +266,14 @@ class KnownNorms:
     """All known norms of a block, ordered by example, then by step; arrays have shape (n,).
 
     Before its first known norm, each example has an entry with step 0 and a clipped norm.
-
-    Attributes:
-        example: position in the block. step: at which the norm was taken. norm: comparable value.
-        first: (n_examples,) index of each example's first.
-        batch_norms: (n_entries,) index of each batch norm at a step without a full record.
-        total_steps: of the run.
     """
 
-    example: NDArray[np.int32]
-    step: NDArray[np.int32]
-    norm: NDArray[Any]
-    first: IntArray
-    batch_norms: IntArray
-    total_steps: int
+    example: NDArray[np.int32]  # position in the block
+    step: NDArray[np.int32]  # at which the norm was taken
+    norm: NDArray[Any]  # comparable value
+    first: IntArray  # (n_examples,) index of each example's first
+    batch_norms: IntArray  # (n_entries,) index of each batch norm at a step without a full record
+    total_steps: int  # of the run
 
     def in_place_of_batch_norms(self, between_records: str) -> IntArray:
         """(n_entries,) index of the norm that would govern the step without each batch norm."""

@@ -45,16 +45,11 @@ class Pairs:
     """One-step pairs of laws of a run, both ways, and how often they are met.
 
     Poisson sampling, where an example is added or removed. Without sampling, a step is Gaussian.
-
-    Attributes:
-        kinds: of steps, and cells that are counted.
-        delta: of the run.
-        most_steps: of one example.
     """
 
-    kinds: StepKinds
-    delta: float
-    most_steps: float
+    kinds: StepKinds  # of steps, and cells that are counted
+    delta: float  # of the run
+    most_steps: float  # of one example
 
     def _losses(self, below: bool) -> tuple[tight.Losses, tight.Losses]:
         """With the example and without it, and the other way round."""
@@ -279,17 +274,11 @@ def _log_moment(log_terms: FloatArray, q: float, order: int) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen in a step of each of n mechanisms; arrays have shape (n,).
+    """What may happen in a step of each of n mechanisms; arrays have shape (n,)."""
 
-    Attributes:
-        log_probability: of the case.
-        sample_rate: probability that the example is then in the batch.
-        displaces: whether it then takes the place of another example.
-    """
-
-    log_probability: FloatArray
-    sample_rate: FloatArray
-    displaces: bool
+    log_probability: FloatArray  # of the case
+    sample_rate: FloatArray  # probability that the example is then in the batch
+    displaces: bool  # whether it then takes the place of another example
 
 
 def cases_of(log: NormLog, sample_rate: FloatArray) -> list[Case]:

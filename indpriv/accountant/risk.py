@@ -81,18 +81,13 @@ class Risk:
 
 @dataclass(frozen=True)
 class Readings:
-    """Which figures to read off a privacy curve (see `membership_risk`).
-
-    Attributes:
-        clipping_norm_cost: of a private clipping norm, with which each curve is composed.
-        largest_epsilon: bounds the epsilon of every example's steps.
-    """
+    """Which figures to read off a privacy curve (see `membership_risk`)."""
 
     false_positive_rate: FloatArray
     epsilon: FloatArray
     delta: float
-    clipping_norm_cost: float = 0.0
-    largest_epsilon: float = np.inf
+    clipping_norm_cost: float = 0.0  # of a private clipping norm, with which each curve is composed
+    largest_epsilon: float = np.inf  # bounds the epsilon of every example's steps
 
     @classmethod
     def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> Readings:

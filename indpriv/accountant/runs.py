@@ -256,23 +256,15 @@ def least_epsilon(orders: FloatArray, rdp: FloatArray, delta: float, conversion:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, and what it is to each of the n people of all runs.
+    """One run, and what it is to each of the n people of all runs."""
 
-    Attributes:
-        log: of the run; its rows are in the order of the people if participation is secret.
-        method: how it is accounted.
-        first_row: (n + 1,) where the rows of each person begin in that order.
-        cells: how norms are counted; None if participation is known.
-        squared_mu: (n,) of the Gaussian law of each person if participation is known, else 0.
-        clipped: squared mu of the most exposed person at max_grad_norm.
-    """
-
-    log: NormLog
-    method: Method
-    first_row: IntArray
-    cells: Steps | UnitCells | None
+    log: NormLog  # of the run; its rows are in the order of the people if participation is secret
+    method: Method  # how it is accounted
+    first_row: IntArray  # (n + 1,) where the rows of each person begin in that order
+    cells: Steps | UnitCells | None  # how norms are counted; None if participation is known
+    # (n,) of the Gaussian law of each person if participation is known, else 0
     squared_mu: FloatArray
-    clipped: float
+    clipped: float  # squared mu of the most exposed person at max_grad_norm
 
     @property
     def n_cells(self) -> int:

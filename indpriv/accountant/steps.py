@@ -47,18 +47,13 @@ Law = Callable[[FloatArray], FloatArray]  # (n_orders,) orders to (n_orders, n) 
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Kinds of steps; arrays have shape (n,).
+    """Kinds of steps; arrays have shape (n,)."""
 
-    Attributes:
-        shift: clipped norm over the noise's standard deviation.
-        rate: Poisson sampling rate.
-        rows: equal rows of one unit, each with this shift; or (1,) for all, by default 1.
-        cells: (n_cells, n) whole steps of one count of each cell; by default kinds are cells.
-    """
-
-    shift: FloatArray
-    rate: FloatArray
+    shift: FloatArray  # clipped norm over the noise's standard deviation
+    rate: FloatArray  # Poisson sampling rate
+    # equal rows of one unit, each with this shift; or (1,) for all, by default 1
     rows: IntArray = field(default_factory=lambda: np.ones(1, np.int64))
+    # (n_cells, n) whole steps of one count of each cell; by default kinds are cells
     cells: csr_array | None = None
 
     def __len__(self) -> int:
@@ -180,27 +175,18 @@ def size_of_blocks(norms: GoverningNorms, laws: StepKinds, n_entries: int) -> in
 
 @dataclass(frozen=True)
 class Steps:
-    """How the steps of a log are counted.
+    """How the steps of a log are counted."""
 
-    Attributes:
-        norms: which norm of an example counts in which step.
-        laws: (n_laws,) the kinds of steps, and the cells.
-        clipped: (n_laws,) shift of a gradient at max_grad_norm in the steps of each, or a larger
-            one where laws were snapped.
-        cell: (n_mixes, n_codes) of each mix and code.
-        record: (n_entries,) rows of norms that examples are counted at.
-        mix: (n_entries,) of each. weight: (n_entries,) counts.
-        exact: nothing is snapped.
-    """
-
-    norms: GoverningNorms
-    laws: StepKinds
+    norms: GoverningNorms  # which norm of an example counts in which step
+    laws: StepKinds  # (n_laws,) the kinds of steps, and the cells
+    # (n_laws,) shift of a gradient at max_grad_norm in the steps of each, or a larger one where
+    # laws were snapped
     clipped: FloatArray
-    cell: IntArray
-    record: IntArray
-    mix: IntArray
-    weight: IntArray
-    exact: bool
+    cell: IntArray  # (n_mixes, n_codes) of each mix and code
+    record: IntArray  # (n_entries,) rows of norms that examples are counted at
+    mix: IntArray  # (n_entries,) of each
+    weight: IntArray  # (n_entries,) counts
+    exact: bool  # nothing is snapped
 
     @classmethod
     def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> Steps:

@@ -46,15 +46,10 @@ Curve = Callable[[IntArray, FloatArray], tuple[FloatArray, FloatArray]]
 
 @dataclass(frozen=True)
 class Met:
-    """What n examples met.
+    """What n examples met."""
 
-    Attributes:
-        counts: (n, n_kinds) whole numbers of steps of each kind.
-        gaussian: (n,) squared mu of a Gaussian mechanism besides.
-    """
-
-    counts: csr_array
-    gaussian: FloatArray
+    counts: csr_array  # (n, n_kinds) whole numbers of steps of each kind
+    gaussian: FloatArray  # (n,) squared mu of a Gaussian mechanism besides
 
     @classmethod
     def of(cls, counts: FloatArray | csr_array, gaussian: FloatArray | None = None) -> Met:
@@ -78,28 +73,21 @@ class Met:
 
 @dataclass
 class Losses:
-    """The losses of all kinds of step of a run, in one direction. Threads may share it.
+    """The losses of all kinds of step of a run, in one direction. Threads may share it."""
 
-    Attributes:
-        cells: of n_nodes laws that are not Gaussian.
-        blend: (n_laws, n_nodes) probabilities: a step with a law is at most as revealing as one
-            with these nodes at random, that tells which it is [1.9].
-        squares: (n_kinds,) squared mu of the Gaussian steps of one count of each kind.
-        steps: (n_kinds, n_laws) steps with each law of one count of each kind.
-        columns: begin and end of the tilts whose moments are computed; others' are infinite.
-        miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log
-            E exp(tilt L), both from above.
-        n_steps: (n_kinds,) steps of one count that are not Gaussian.
-    """
-
-    cells: Cells
+    cells: Cells  # of n_nodes laws that are not Gaussian
+    # (n_laws, n_nodes) probabilities: a step with a law is at most as revealing as one with these
+    # nodes at random, that tells which it is [1.9]
     blend: csr_array
-    squares: FloatArray
-    steps: csr_array
+    squares: FloatArray  # (n_kinds,) squared mu of the Gaussian steps of one count of each kind
+    steps: csr_array  # (n_kinds, n_laws) steps with each law of one count of each kind
+    # begin and end of the tilts whose moments are computed; others' are infinite
     columns: tuple[int, int] = (0, len(TILTS))
+    # miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log E
+    # exp(tilt L), both from above
     miss: FloatArray = field(init=False)
     psi: FloatArray = field(init=False)
-    n_steps: FloatArray = field(init=False)
+    n_steps: FloatArray = field(init=False)  # (n_kinds,) steps of one count that are not Gaussian
     _tilted: dict[int, Tilted] = field(init=False, default_factory=dict)
     _lines: dict[tuple[int, float], Line] = field(init=False, default_factory=dict)
 
@@ -170,18 +158,13 @@ class Losses:
 
 
 class Table(NamedTuple):
-    """Normalised transforms of each kind of step at the first n frequencies of a line.
+    """Normalised transforms of each kind of step at the first n frequencies of a line."""
 
-    Attributes:
-        log_modulus, angle: (n_kinds, n).
-        top: (n_kinds, n_blocks) largest log modulus in each block, a bound of it beyond n.
-        error: (n_kinds,) bound of the rounding of a transform [4.2].
-    """
-
+    # log_modulus, angle: (n_kinds, n)
     log_modulus: FloatArray
     angle: FloatArray
-    top: FloatArray
-    error: FloatArray
+    top: FloatArray  # (n_kinds, n_blocks) largest log modulus in each block, a bound of it beyond n
+    error: FloatArray  # (n_kinds,) bound of the rounding of a transform [4.2]
 
 
 class Tilted:

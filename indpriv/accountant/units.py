@@ -50,17 +50,11 @@ _MOST_KINDS = 200  # of steps of one unit whose losses are computed; more are su
 
 @dataclass(frozen=True)
 class Units:
-    """The rows of each unit.
+    """The rows of each unit."""
 
-    Attributes:
-        ids: (n_units,) in the order of their first rows.
-        n_rows: (n_units,) rows of each.
-        numbers: (n_examples,) place in ids of the unit that each row belongs to.
-    """
-
-    ids: NDArray[np.generic]
-    n_rows: IntArray
-    numbers: IntArray
+    ids: NDArray[np.generic]  # (n_units,) in the order of their first rows
+    n_rows: IntArray  # (n_units,) rows of each
+    numbers: IntArray  # (n_examples,) place in ids of the unit that each row belongs to
 
     @classmethod
     def of(cls, log: NormLog) -> Units | None:
@@ -106,21 +100,13 @@ def row_numbers(largest: int) -> IntArray:
 
 @dataclass(frozen=True)
 class UnitCells:
-    """Cells (rate, number of rows, node), each of equal rows of one shift: the node runs fastest.
+    """Cells (rate, number of rows, node), each of equal rows of one shift: the node runs fastest."""
 
-    Attributes:
-        laws: of the cells.
-        norms: which norm of a row counts in which step.
-        row_numbers: (n_numbers,) see `row_numbers`.
-        nodes: (n_nodes,) shifts, ascending from 0, at or between which those of rows lie.
-        rate: (n_settings,) place of the rate of a cell, by setting of a step.
-    """
-
-    laws: StepKinds
-    norms: GoverningNorms
-    row_numbers: IntArray
-    nodes: FloatArray
-    rate: IntArray
+    laws: StepKinds  # of the cells
+    norms: GoverningNorms  # which norm of a row counts in which step
+    row_numbers: IntArray  # (n_numbers,) see `row_numbers`
+    nodes: FloatArray  # (n_nodes,) shifts, ascending from 0, at or between which those of rows lie
+    rate: IntArray  # (n_settings,) place of the rate of a cell, by setting of a step
 
     @classmethod
     def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
