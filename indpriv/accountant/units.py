@@ -100,7 +100,7 @@ def row_numbers(largest: int) -> IntArray:
 
 @dataclass(frozen=True)
 class UnitCells:
-    """Cells (rate, number of rows, node), each of equal rows of one shift: the node runs fastest."""
+    """Cells (rate, number of rows, node), each of equal rows of one shift; node runs fastest."""
 
     laws: StepKinds  # of the cells
     norms: GoverningNorms  # which norm of a row counts in which step
