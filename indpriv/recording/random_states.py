@@ -3,9 +3,12 @@
 import hashlib
 import random
 import secrets
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import chain, islice
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -23,7 +26,13 @@ _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 _OF_MODELS = WeakSet[torch.Generator]()  # that models draw from, beside torch's own
 # That items of data sets draw from, while their owner lives.
 _OF_DATA = WeakKeyDictionary[Any, list[Any]]()
-_DEPTH = 5  # of a transform's generator, in data sets in data sets
+_DEPTH = 10  # of a transform's generator, in functions of data sets in data sets
+_EACH = 100  # parts of a container that are looked into
+# Whose functions draw from generators that they are given, or from global ones.
+_LIBRARIES = sys.stdlib_module_names | {"datasets", "indpriv", "numpy", "opacus", "pandas"}
+_LIBRARIES |= {"torch", "torchvision", "transformers"}
+_HELD_BY = ("func", "args", "keywords", "__self__", "__func__")  # partial functions, and methods
+_OF_PYTHON = vars(random)["_inst"]  # whose methods the functions of the module are
 _GENERATORS = torch.Generator | random.Random | np.random.BitGenerator | np.random.RandomState
 # Random operations of torch, by what `Still` puts in their place.
 _UNIFORM = frozenset(["rand", "rand_like", "uniform"])
@@ -78,6 +87,10 @@ class Still(TorchDispatchMode):
             self._known |= {_storage(one): one for one in read}
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name.startswith("rrelu_with_noise") and args[4]:  # draws for negative numbers alone
+            noise = torch.where(args[0] > 0, 1.0, args[2] + self._place * (args[3] - args[2]))
+            args[1].copy_(noise)
+            return args[0] * noise
         out = func(*args, **(kwargs or {}))
         if self._known is not None:
             self._known |= {_storage(one): one for one in tensors_of(out)}
@@ -94,6 +107,8 @@ class Still(TorchDispatchMode):
             out.fill_(0.1 + self._place)
         elif name in _MEANS:
             out.copy_(args[0])
+        elif name == "binomial":
+            out.copy_((args[0] * self._place).floor())
         elif name == "multinomial":
             out.zero_()
         elif name == "randperm":
@@ -118,9 +133,22 @@ def kept_random_state() -> Iterator[None]:
 def random_state() -> tuple[Any, ...]:
     """States of the generators that a forward pass, or a transform, may draw from."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    known = [*_OF_MODELS, *chain.from_iterable(_OF_DATA.values())]
-    own = [(generator, _moved(generator)) for generator in known]
+    own = [(generator, _moved(generator)) for generator in _own_generators()]
     return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(), own
+
+
+def _own_generators() -> list[Any]:
+    return [*_OF_MODELS, *chain.from_iterable(_OF_DATA.values())]
+
+
+def draw_from_each() -> None:
+    """Move all of them on by a draw."""
+    torch.rand(1), np.random.rand(), random.random()
+    for one in _own_generators():
+        if isinstance(one, torch.Generator):
+            torch.rand(1, generator=one, device=one.device)
+        else:
+            one.random_raw() if isinstance(one, np.random.BitGenerator) else one.random()
 
 
 def has_drawn(state: tuple[Any, ...]) -> bool:
@@ -149,20 +177,42 @@ def fixed_state() -> tuple[Any, ...]:
 
 
 def noted(owner: Any, held: Any) -> list[Any]:
-    """Generators in a data set: random state from now on, as long as the owner lives."""
-    found, level = dict[int, Any](), [held]
+    """Generators in reach of a data set: random state from now on, as long as the owner lives."""
+    found, seen, level = dict[int, Any](), dict[int, Any](), [held]
     for _ in range(_DEPTH):
         level = [o.bit_generator if isinstance(o, np.random.Generator) else o for o in level]
-        found |= {id(one): one for one in level if isinstance(one, _GENERATORS)}
-        level = list(islice(chain.from_iterable(map(_parts, level)), _MANY))
+        own = (one for one in level if isinstance(one, _GENERATORS))
+        found |= {id(one): one for one in own if one not in (torch.default_generator, _OF_PYTHON)}
+        seen |= {id(one): one for one in level}
+        more = {id(one): one for each in level for one in _parts(each)}
+        level = [more[key] for key in more if key not in seen][:_MANY]
     return _OF_DATA.setdefault(owner, list(found.values()))
 
 
 def _parts(held: Any) -> Iterable[Any]:
-    if isinstance(held, list | tuple):
-        return held
-    known = isinstance(held, type | Tensor | nn.Module | _GENERATORS)
-    return [] if known else getattr(held, "__dict__", {}).values()
+    """What an object holds, and what functions read: of long containers the first parts."""
+    if isinstance(held, Tensor | nn.Module | ModuleType | _GENERATORS):
+        return []
+    if isinstance(held, list | tuple | set | dict):
+        return islice(held.values() if isinstance(held, dict) else held, _EACH)
+    if isinstance(held, partial | MethodType | BuiltinMethodType | staticmethod):
+        return [getattr(held, name, None) for name in _HELD_BY]
+    root = str(getattr(held, "__module__", "")).partition(".")[0]
+    if isinstance(held, FunctionType | type) and root in _LIBRARIES:
+        return []
+    if isinstance(held, FunctionType):
+        codes, cells = [held.__code__], list[Any]()
+        for code in codes:  # the list grows while it is searched
+            codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        for cell in held.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                cells.append(cell.cell_contents)
+        names, own = {name for code in codes for name in code.co_names}, held.__globals__
+        spaces = [own, *(vars(m) for m in map(own.get, names) if isinstance(m, ModuleType))]
+        read = [space[name] for space in spaces for name in names if name in space]
+        return [*read, *cells, held.__defaults__, held.__kwdefaults__]
+    kinds = [] if isinstance(held, type) else type(held).__mro__
+    return [*getattr(held, "__dict__", {}).values(), *kinds]
 
 
 def _moved(generator: Any, *to: Any) -> Any:

@@ -53,7 +53,8 @@ class Examples:
     ) -> None:
         self.dataset, self.collate = dataset, plain_collate(collate_fn)
         self._device, self._unpack = device, unpack
-        self.generators = random_states.noted(self, dataset)  # of its own, which items draw from
+        # Of its own, which items draw from.
+        self.generators = random_states.noted(self, [dataset, self.collate, unpack])
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks, local
 from indpriv.recording.random_states import kept_random_state, random_state, state_of
 from indpriv.recording.training_data import Examples
 
+_ADDING = "opacus.", "indpriv."  # whose add_noise has a known law
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 
 
@@ -109,8 +110,7 @@ class Watch:
             for part in run.module.modules()
             if any(p.requires_grad for p in part.parameters(recurse=False))
         ]
-        given = getattr(optimizer.add_noise, "__func__", optimizer.add_noise)
-        self._own_noise = str(given.__module__).startswith(("opacus.", "indpriv."))
+        self._given_noise = getattr(optimizer.add_noise, "__func__", optimizer.add_noise)
         self._calls: list[Call] = []  # since gradients were clipped last
         self._sums: list[Tensor] | None = []  # of this step, recomputed; None if not known
         self._coming: list[Tensor] = []  # the gradient that the inner optimizer is to be given
@@ -402,7 +402,9 @@ class Watch:
         if not self._budget.every:
             return
         with self._careful("gradient_taken"):
-            if not self._own_noise:
+            given = self._given_noise
+            drawing = getattr(given, "__globals__", {}).get("_generate_noise", given)
+            if not all(str(f.__module__).startswith(_ADDING) for f in (given, drawing)):
                 self.findings.add("gradient_taken", "noise")
             divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1.0
             noisy = [local(p.grad) for p in optimizer.params]

@@ -356,8 +356,8 @@ class Call:
     @property
     def in_float64(self) -> "Call":
         """The same pass, as it would be."""
-        fed = map_tensors(self.arguments, lambda t: t.double() if t.is_floating_point() else t)
-        return replace(self, arguments=fed, twin=self.new_twin().double(), precision=nullcontext)
+        fed, twin = batches.in_float64(self.arguments), self.new_twin().double()
+        return replace(self, arguments=fed, twin=twin, precision=nullcontext)
 
     def new_twin(self) -> nn.Module:
         """A copy of the module as it was before this pass."""

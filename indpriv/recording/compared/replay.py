@@ -8,7 +8,6 @@ other rows, on anything that training did and loss_fn does not, or if Opacus com
 
 import copy
 import math
-import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -29,6 +28,7 @@ from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
 from indpriv.recording.random_states import (
     Still,
+    draw_from_each,
     has_drawn,
     kept_random_state,
     random_state,
@@ -290,7 +290,7 @@ class Replay:
                 for batch, wanted in parts:
                     set_random_state(one.random_state)
                     if number == 2:  # for what does not hold still
-                        torch.rand(1), np.random.rand(), random.random()
+                        draw_from_each()
                     with Still(held_at) as still:
                         rows += self._of_rows(one, batch, wanted, still, loaded)
                 yield rows

@@ -120,16 +120,17 @@ class PublishedState:
         """Compare what the copy, if there is one, makes of the gradient with what training made."""
         if self._copy is None:
             return
+        step = type(self._copy).step
         try:
             with kept_random_state():
                 set_random_state(self._random)
-                step = type(self._copy).step
                 getattr(step, "__wrapped__", step)(self._copy)  # without hooks
             pairs = [tuple(map(local, pair)) for pair in self._pairs()]
         finally:
             self._copy = None
         off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
-        of_torch = f"{type(self._inner).__module__}.".startswith("torch.optim.")
+        wrote = type(self._inner), step  # which may have been replaced in torch's class
+        of_torch = all(f"{one.__module__}.".startswith("torch.optim.") for one in wrote)
         case = "other" if of_torch else "library"
         self._findings.compare("step", of_torch and off <= _SAME_STEP, case)
 
@@ -190,6 +191,7 @@ class Settings:
     ) -> None:
         """last: those of the last step of the session before, if known."""
         self._optimizer, self.last = run.optimizer, last
+        self._places = {id(p): place for place, p in enumerate(run.module.parameters())}
         described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
         self._model = hashlib.sha256(described.encode()).hexdigest()
         self._released: Any = None  # clipping norm that the optimizer's rule set itself
@@ -209,6 +211,8 @@ class Settings:
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
+        places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
+        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
         released, self._released = self._released, own.max_grad_norm
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)

@@ -216,39 +216,44 @@ def _close(mine: Tensor, theirs: Tensor) -> bool:
     return torch.allclose(mine, theirs, rtol=0, atol=scale, equal_nan=True)
 
 
+Expected = tuple[ModelInTraining, batches.Batch, Tensor, float]
+"""A model, a few examples, their norms, which agree with autograd, and a relative tolerance."""
+
+
 def check_opacus_norms(
     wrapped: AbstractGradSampleModule,
-    model: ModelInTraining,
     batch: batches.Batch,
-    ours: Tensor,
-    tolerance: float,
+    expected: Iterable[Expected],
     views: int = 1,
 ) -> None:
     """Raise InputError if training with Opacus uses other gradients than autograd.
 
-    Compares the norms of a few examples with `ours`, which agree with autograd.
+    Of what is expected in several precisions, one has to be found.
     """
     if fault := hindrance(wrapped, batch, _FAULTS):
         raise InputError(fault)
     another = 'train with grad_sample_mode="functorch"'
     if getattr(wrapped, "force_functorch", False):
         another = "freeze the layers that Opacus does not support (requires_grad_(False))"
-    try:
-        theirs = _norms_in_training(wrapped, model, batch, views)
-    except batches.FAULTS as error:
-        found = f"{type(error).__name__}: {error}"
-        said = text("refusal.norms", "no_gradient", found=found, remedy=another)
-        said = str(error) if isinstance(error, InputError) else said
-        raise InputError(hindrance(wrapped, batch) or said) from error
-    wrong = theirs < ours * (1 - tolerance) - TINY
-    if not isinstance(wrapped, GradSampleModuleFastGradientClipping):
-        # In ghost mode, too large a norm is safe: the gradient is only clipped too much.
-        wrong |= theirs > ours * (1 + tolerance) + TINY
-    if bool(wrong.any()):
+    said = ""
+    for model, few, ours, tolerance in expected:
+        try:
+            theirs = _norms_in_training(wrapped, model, few, views)
+        except batches.FAULTS as error:
+            found = f"{type(error).__name__}: {error}"
+            failed = text("refusal.norms", "no_gradient", found=found, remedy=another)
+            failed = str(error) if isinstance(error, InputError) else failed
+            raise InputError(hindrance(wrapped, batch) or failed) from error
+        wrong = theirs < ours * (1 - tolerance) - TINY
+        if not isinstance(wrapped, GradSampleModuleFastGradientClipping):
+            # In ghost mode, too large a norm is safe: the gradient is only clipped too much.
+            wrong |= theirs > ours * (1 + tolerance) + TINY
+        if not bool(wrong.any()):
+            return
         i = int(wrong.int().argmax())
         values = {"theirs": float(theirs[i]), "ours": float(ours[i]), "remedy": another}
-        said = text("refusal.norms", "other_gradient", example=i, **values)
-        raise InputError(hindrance(wrapped, batch) or said)
+        said = said or text("refusal.norms", "other_gradient", example=i, **values)
+    raise InputError(hindrance(wrapped, batch) or said)
 
 
 def _norms_in_training(

@@ -1,5 +1,6 @@
 """Broken loops: rows that were not drawn, or not as the log says, or that others had a part in."""
 
+import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -666,6 +667,8 @@ COLLATED = {
     "partners_with_replacement": lambda x: 0.6 * x + 0.4 * x[torch.randint(len(x), (len(x),))],
     "the_mean_at_times": lambda x: x - x.mean(0) if torch.rand(1) < 0.3 else x,
 }
+_OWN = np.random.default_rng()
+COLLATED["partners_by_a_global_generator"] = lambda x: 0.6 * x + 0.4 * x[_OWN.permutation(len(x))]
 for _name, _change in COLLATED.items():
     broken(
         "contribution",

@@ -187,6 +187,19 @@ def noise_drawn_by_a_replaced_function(s):
     trained_with_noise_of(s, tiny)
 
 
+@broken("noise", "hooks functorch", expect="unsupported")
+def half_of_the_noise_is_minus_the_other_half(s):
+    """It takes a hundred steps until statistics show it; the function is not Opacus's own."""
+
+    def drawn(std, reference, **options):
+        noise = _generate_noise(std, reference, **options).flatten()
+        half = len(noise) // 2
+        noise[half : 2 * half] = -noise[:half]
+        return noise.view_as(reference)
+
+    trained_with_noise_of(s, drawn)
+
+
 @broken("noise", "hooks functorch ew", rare=True)
 def noise_of_two_steps_that_comes_again(s):
     used = {}

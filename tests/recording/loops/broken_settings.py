@@ -114,6 +114,20 @@ def rate_of_one_group_by_the_loss(s):
     before_each_step(s, change, opt=groups)
 
 
+@broken("settings", "ghost", expect="unsupported")
+def parameter_moved_to_another_group_by_the_loss(s):
+    def groups(parameters):
+        *most, last = parameters
+        return torch.optim.SGD([{"params": most, "lr": 0.1}, {"params": [last], "lr": 0.0}])
+
+    def change(s, x, y):
+        mine, other = s.inner.param_groups[:: 1 if odd(s.loss_of(*s.data.tensors)) else -1]
+        if len(mine["params"]) > 1:
+            other["params"].append(mine["params"].pop())
+
+    s.train(opt=groups, after=change)
+
+
 @broken("settings", "hooks ghost", expect="unsupported")
 def rate_by_the_loss_in_a_scheduler_of_torch(s):
     s.make()

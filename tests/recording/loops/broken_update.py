@@ -5,6 +5,7 @@ A write by the loop looks like one by a public rule (told.py), so these are at l
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -261,6 +262,20 @@ def optimizer_that_is_told_the_plain_gradient(s):
         s.inner.told = tuple(s.gradients(x, y))
 
     s.train(opt=lambda p: Told(p, 0.1), between=tell)
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def step_of_a_class_of_torch_replaced(s):
+    told = []
+
+    @torch.no_grad()
+    def step(inner):
+        for p, plain_gradient in zip(inner.param_groups[0]["params"], told[-1], strict=True):
+            p -= 0.1 * (p.grad + plain_gradient)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.optim.SGD, "step", step)
+        s.train(between=lambda s, x, y: told.append(s.gradients(*s.data.tensors)))
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)

@@ -4,6 +4,7 @@ import copy
 import io
 import random
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -446,6 +447,36 @@ def shifted(own, x, i):
 @sound(ALL)
 def data_set_that_draws_from_its_own_generator(s):
     s.train(with_its_own(np.random.default_rng(), shifted))
+
+
+_GLOBAL = np.random.default_rng()
+
+
+def of_reach(generator):
+    """The data set's generator in a global, in a closure, or deep inside behind many items."""
+
+    class Jitter:
+        def __init__(self):
+            self.parts = [generator]
+
+        def __call__(self, x):
+            return shifted(self.parts[0], x, 0)
+
+    x, many = blobs().tensors[0], [[k] for k in range(9000)]
+    deep = Items(lambda i: (deep.steps[0].transforms[0](x[i]), i % 2))
+    deep.items, deep.steps = many, [SimpleNamespace(transforms=[Jitter()])]
+    return {
+        "global": Items(lambda i: (shifted(_GLOBAL, x[i], i), i % 2)),
+        "closure": Items(lambda i: (shifted(generator, x[i], i), i % 2)),
+        "transform": Subset(deep, range(400)),
+    }
+
+
+for _place in ("global", "closure", "transform"):
+
+    @sound("hooks ghost", name=f"data_set_that_draws_from_a_{_place}", rare=_place == "transform")
+    def drawn_from(s, place=_place):
+        s.train(of_reach(np.random.default_rng())[place])
 
 
 @sound("hooks ghost")

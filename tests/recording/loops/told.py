@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import torch
 from opacus.layers import DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as rates
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from recording.loops.harness import blobs, ce, mlp, normal, private_generator, told
 from recording.loops.parts import (
@@ -353,6 +354,22 @@ def iterator_with_workers_made_before_attaching(s):
 @told("contribution", "hooks functorch", rare=True)
 def random_numbers_that_depend_on_the_row(s):
     s.train(model=Hidden(lambda h, x: h + 0.1 * torch.poisson(x.abs()).sum(1, keepdim=True)))
+
+
+@told("contribution", "hooks ghost functorch", rare=True)
+def slopes_drawn_for_negative_numbers_alone(s):
+    s.train(model=nn.Sequential(nn.Linear(6, 8), nn.RReLU(), nn.Linear(8, 2)))
+
+
+@told("contribution", "hooks ghost", rare=True)
+def collate_function_that_draws_from_its_own_generator(s):
+    own = np.random.default_rng()
+
+    def collate(rows):
+        x, y = default_collate(rows)
+        return x + own.normal(size=x.shape).astype("f4"), y
+
+    s.train(collate=collate)
 
 
 @told("contribution", "hooks functorch ghost", expect="refused")
