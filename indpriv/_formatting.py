@@ -13,14 +13,21 @@ from rich.segment import Segment
 
 _DELTA_DIGITS = 6  # significant
 _NO_LIMIT = 1e6  # from here on, the end of an interval of epsilons or their ratios says nothing
-_FLOAT_NOISE = 1e-9  # relative; 1.5500000000000003 is shown as 1.55
+_FLOAT_NOISE = 1e-12  # relative, of values from 1 up; 1.5500000000000003 is shown as 1.55
 
 _JOINERS = "\u200c\u200d"  # parts of words in some scripts, and of emoji
 
 
-def _up(value: float, digits: int) -> str:
-    scale = 10.0**digits
-    return f"{math.ceil(value * scale * (1 - _FLOAT_NOISE)) / scale:.{digits}f}"
+def round_up(value: float, digits: int = 2, towards: Callable[[float], int] = math.ceil) -> str:
+    """A number with these decimals, rounded up, as an upper bound must be."""
+    scaled = value * 10.0**digits
+    near = abs(scaled - round(scaled)) <= _FLOAT_NOISE * max(1.0, abs(scaled))
+    return f"{(round(scaled) if near else towards(scaled)) / 10.0**digits + 0.0:.{digits}f}"
+
+
+def round_down(value: float, digits: int = 2) -> str:
+    """A number with these decimals, rounded down, as a lower bound must be."""
+    return round_up(value, digits, math.floor)
 
 
 def format_epsilon(value: float | None) -> str:
@@ -29,7 +36,7 @@ def format_epsilon(value: float | None) -> str:
         return "–"
     if value <= 0:
         return "0"
-    return _up(value, 2 if value >= 0.1 else 1 - math.floor(math.log10(value)))
+    return round_up(value, 2 if value >= 0.1 else 1 - math.floor(math.log10(value)))
 
 
 def format_delta(value: float) -> str:
@@ -41,7 +48,7 @@ def format_delta(value: float) -> str:
 def format_edges(edges: Sequence[float]) -> list[str]:
     """Equally spaced, increasing edges of bins of epsilon, rounded up, with enough decimals."""
     digits = max(2, 1 - math.floor(math.log10(edges[1] - edges[0])))
-    return [_up(edge, digits) for edge in edges]
+    return [round_up(edge, digits) for edge in edges]
 
 
 def format_rows(least: int, most: int) -> str:
@@ -80,19 +87,28 @@ def format_p_value(value: float) -> str:
     """A p-value to two significant digits, rounded up; 0 is one that no float holds."""
     if value < 1e-6:
         return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(max(value, 1e-300)):.1e}"
-    return _up(value, 1 - math.floor(math.log10(value)) if value < 0.1 else 2)
+    return round_up(value, 1 - math.floor(math.log10(value)) if value < 0.1 else 2)
 
 
 def format_lower_bound(value: float) -> str:
     """A lower bound on epsilon, rounded down to two decimals."""
-    return f"{math.floor(value * 100 + _FLOAT_NOISE) / 100:.2f}" if value > 0 else "0"
+    return round_down(value) if value > 0 else "0"
 
 
-def format_interval(low: float, high: float) -> str:
-    """A confidence interval, rounded outwards to two decimals."""
-    down = math.floor(low * 100 + _FLOAT_NOISE) / 100
-    up = math.ceil(high * 100 - _FLOAT_NOISE) / 100
-    return f"[{down:.2f}, {f'{up:.2f}' if high < _NO_LIMIT else 'no limit'}]"
+def format_interval(low: float, high: float, digits: int = 2) -> str:
+    """A confidence interval, rounded outwards."""
+    most = round_up(high, digits) if high < _NO_LIMIT else "no limit"
+    return f"[{round_down(low, digits)}, {most}]"
+
+
+def format_percents(low: float, high: float, digits: int = 1) -> str:
+    """A confidence interval of a share, rounded outwards, e.g. 12.1 to 13.4 %."""
+    return f"{round_down(100 * low, digits)} to {round_up(100 * high, digits)} %"
+
+
+def format_points(low: float, high: float) -> str:
+    """A confidence interval of a difference of shares, rounded outwards."""
+    return f"[{float(round_down(100 * low)):+.2f}, {float(round_up(100 * high)):+.2f}] %"
 
 
 def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
@@ -130,11 +146,6 @@ def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "–" if value is None else form(value)
 
 
-def _in_percent(digits: int) -> Callable[[Any], str]:
-    """Shows an interval of shares, e.g. 12.1 to 13.4 %."""
-    return _or_dash(lambda of: f"{100 * of.low:.{digits}f} to {100 * of.high:.{digits}f} %")
-
-
 def formatted(value: Any, form: str) -> str:
     """A figure, or a dash for None; form: of `FORMATS`, or of Python, e.g. ".3f"."""
     if form in FORMATS:
@@ -159,10 +170,10 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
     "p": _or_dash(format_p_value),
     "span": _or_dash(lambda of: format_interval(of.low, of.high)),
-    "span3": _or_dash(lambda of: f"[{of.low:.3f}, {of.high:.3f}]"),
-    "percent_span": _in_percent(1),
-    "percent_span2": _in_percent(2),
-    "points_span": _or_dash(lambda of: f"[{100 * of.low:+.2f}, {100 * of.high:+.2f}] %"),
+    "span3": _or_dash(lambda of: format_interval(of.low, of.high, 3)),
+    "percent_span": _or_dash(lambda of: format_percents(of.low, of.high)),
+    "percent_span2": _or_dash(lambda of: format_percents(of.low, of.high, 2)),
+    "points_span": _or_dash(lambda of: format_points(of.low, of.high)),
     "digit_up": _or_dash(digit_up),
 }
 

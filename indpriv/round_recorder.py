@@ -22,6 +22,8 @@ from indpriv.errors import InputError
 from indpriv.norm_log import evidence, fields, journal_state, run_files, writer
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
 
+ROUNDING = 1e-3  # by which float32 may leave a clipped update longer than max_grad_norm
+
 
 class CanaryClients:
     """Made-up clients that join a federated run to audit it in one run.
@@ -175,12 +177,16 @@ class RoundRecorder:
         if resume_at is not None:
             resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
         state = journal_state.state_to_resume(self.run_dir, resume_at)
-        self._sampler, self._seeded = sampler, seeded
+        self._sampler, self._seeded, self._clipping = sampler, seeded, clipping
         self._of = "client" if unit == "client" else "example"
         self._caveats: dict[str, None] = {evidence.SEEDED: None} if seeded else {}
         self._ids = pd.Index(ids)
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(ids), np.int64)
+        self._sizes: tuple[int, ...] = ()  # the smallest and largest number who took part
+        self._owners = pd.factorize(ids if units is None else units)[0]
+        self._rows = np.bincount(self._owners)  # of each owner
+        self._together = self._together_expected = 0.0  # times that all rows of an owner took part
         self._expected = self._variance = 0.0
         self._writer = writer.NormLogWriter(self.run_dir, header, ids, units)
         with _files.on_failure(self.close):
@@ -258,24 +264,38 @@ class RoundRecorder:
             raise _facts.refused("refusal.rounds", "number", number=number, following=self._next)
         if sample_rate is None and self._sampler == "poisson":
             raise _facts.refused("refusal.rounds", "rate")
+        before = () if sample_rate is not None else self._sizes
         if sample_rate is None:
-            most = max((np.size(who) for who in participants), default=0)
-            sample_rate = min(1.0, max(most, 1) / len(self._ids))
-        values = zip(
-            fields.SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True
-        )
-        setting = {name: _checks.check_setting(name, value) for name, value in values}
-        for name, value in setting.items():
-            if value.ndim:
-                raise _facts.refused("refusal.rounds", "setting", name=name, n=value.size)
-        shared = {name: float(value) for name, value in setting.items()}
+            most = max((1, *before, *(np.size(who) for who in participants)))
+            sample_rate = min(1.0, most / len(self._ids))
+        values, shared = (noise_multiplier, max_grad_norm, sample_rate), dict[str, float]()
+        for name, value in zip(fields.SETTING_NAMES, values, strict=True):
+            if (setting := _checks.check_setting(name, value)).ndim:
+                raise _facts.refused("refusal.rounds", "setting", name=name, n=setting.size)
+            shared[name] = float(setting)
         clip, rate = shared["max_grad_norm"], shared["sample_rate"]
         found = [self._checked(*step) for step in zip(participants, norms, strict=True)]
+        if not found:
+            return
         batches = [(positions, lengths) for positions, lengths, _ in found]
+        longest = max(lengths.max(initial=0.0) for _, lengths in batches)
+        if self._clipping == "per_layer" and longest > clip * (1 + ROUNDING):
+            raise _facts.refused("refusal.rounds", "longer", longest=longest, clip=clip)
+        came, planned = [len(who) for who, _ in batches], round(rate * len(self._ids))
+        if self._sampler == "fixed_size":
+            if (most := max(came)) > planned:
+                raise _facts.refused("refusal.rounds", "more", n=most, planned=planned, rate=rate)
+            if min((*before, *came)) < planned:
+                self._caveats[_facts.text("sentence.claim", "fewer")] = None
         self._caveats |= {caveat: None for *_, caveat in found if caveat}
+        several = self._rows > 1
         with _files.on_failure(self.close):  # half a round may be on disk: nothing may follow it
+            self._sizes = min((*self._sizes, *came)), max((*self._sizes, *came))
             for positions, _ in batches:
                 self._participations[positions] += 1
+                here = np.bincount(self._owners[positions], minlength=len(several))
+                self._together += float((here == self._rows)[several].sum())
+                self._together_expected += float((rate ** self._rows[several]).sum())
             self._expected += rate * len(batches)
             self._variance += rate * (1 - rate) * len(batches)
             first, self._next = self._next, self._next + len(batches)
@@ -310,7 +330,14 @@ class RoundRecorder:
             sampler=self._sampler,
             rounds=RoundCounts(of=self._of, steps=steps, took_part=writer.fingerprint(taken)),
             draws=DrawCounts.of(
-                taken, draws=steps, expected=self._expected, variance=self._variance
+                taken,
+                draws=steps,
+                expected=self._expected,
+                variance=self._variance,
+                size_min=min(self._sizes, default=None),
+                size_max=max(self._sizes, default=None),
+                together=self._together,
+                together_expected=self._together_expected,
             ),
         )
 

@@ -1,8 +1,11 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv._formatting import (
+    FORMATS,
     clean,
     format_cost,
     format_delta,
@@ -16,6 +19,10 @@ from indpriv._formatting import (
     format_share,
     format_share_up,
 )
+from indpriv.analysis.statistics import Interval
+from reports.shared.rates import limit, number
+
+NOISE = 2e-12  # relative, or of 1: what a float can be off by is not shown
 
 
 @pytest.mark.parametrize(
@@ -56,11 +63,35 @@ def test_figures_and_texts_as_they_are_shown(shown, expected):
     assert shown == expected
 
 
-@given(st.floats(1e-12, 1e6))
+@given(st.floats(1e-12, 1e9))
 def test_an_epsilon_is_never_shown_smaller_than_it_is(value):
-    shown = float(format_epsilon(value))
-    assert shown >= value * (1 - 2e-9)
-    assert shown <= value + max(0.0101, 0.0)
+    for form in ("eps", limit):
+        shown = float(FORMATS[form](value) if isinstance(form, str) else form(value))
+        assert value * (1 - NOISE) - NOISE * (form == limit) <= shown <= value + 0.101
+    assert float(FORMATS["up"](min(value, 1.0)).rstrip(" %")) >= 100 * min(value, 1.0) * (1 - NOISE)
+    assert float(FORMATS["digit_up"](value)) >= value * (1 - NOISE)
+
+
+@given(st.floats(0, 1e9))
+def test_a_lower_bound_is_never_shown_larger_than_it_is(value):
+    assert value - 0.0101 <= float(FORMATS["least"](value)) <= value + NOISE * max(1, value)
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1))
+def test_an_interval_holds_what_it_holds_when_it_is_shown(one, other):
+    """Of an interval to nearest, one end in two would be inside the true one."""
+    low, high = min(one, other), max(one, other)
+    scales = {"span": 1, "span3": 1, "percent_span": 100, "percent_span2": 100, "points_span": 100}
+    shown = {form: FORMATS[form](Interval(low, high)) for form in scales}
+    shown |= {"page": number(0.0, {"low": low, "high": high}).removeprefix("0.0000 ")}
+    shown |= {"per cent": number(0.0, {"low": low, "high": high}, percent=True)[5:]}
+    for form, text in shown.items():
+        ends = [float(end) for end in re.findall(r"[-+]?\d+\.\d+", text)]
+        scale = scales.get(form, 100 if form == "per cent" else 1)
+        assert len(ends) == 2, text
+        assert ends[0] <= scale * low + scale * NOISE, form
+        assert ends[1] >= scale * high - scale * NOISE, form
+        assert ends[1] - ends[0] <= scale * (high - low) + 0.21
 
 
 def test_epsilons_as_people_read_them():
@@ -95,7 +126,9 @@ def test_edges_are_rounded_up_and_told_apart(top, bins):
     edges = [top * index / bins for index in range(bins + 1)]
     shown = format_edges(edges)
     assert len(set(shown)) == len(edges)
-    assert all(float(text) >= edge * (1 - 2e-9) for text, edge in zip(shown, edges, strict=True))
+    assert all(
+        float(text) >= edge - NOISE * max(1, edge) for text, edge in zip(shown, edges, strict=True)
+    )
     assert float(shown[0]) == 0
 
 

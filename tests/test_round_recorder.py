@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,10 @@ from indpriv.analysis.attacks.canaries import (
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log import evidence
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.session_counts import DrawCounts
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from processes import running
@@ -185,6 +188,11 @@ REFUSED = {
     "no noise": ((["c1"], [0.1]), {"noise_multiplier": 0.0}, "noise_multiplier=0.0 is not"),
     "no clipping": ((["c1"], [0.1]), {"max_grad_norm": np.inf}, "max_grad_norm=inf is not"),
     "settings": ((["c1", "c2"], [0.1, 0.1]), {"max_grad_norm": [0.5, 1]}, "share one setting"),
+    "more than planned": (
+        (IDS[:8], np.ones(8)),
+        {"sample_rate": 0.2},
+        r'8 took part in a round of sampler="fixed_size" that draws 4 \(sample_rate=0.2\)',
+    ),
 }
 
 
@@ -198,6 +206,93 @@ def test_a_refused_round_leaves_no_trace(name, tmp_path):
     log = NormLog.open(tmp_path)
     assert log.batch_norms.read(0, 20).position.tolist() == [5]
     assert log.most_participations == 1
+
+
+def test_what_clipping_per_layer_leaves_is_not_longer_than_max_grad_norm(tmp_path):
+    with RoundRecorder(tmp_path, IDS, sampler="fixed_size", clipping="per_layer") as recorder:
+        with pytest.raises(InputError, match=r"0.6 long, and clipping per layer leaves none above"):
+            recorder.round(["c1"], [0.6], **SETTINGS)
+        recorder.round(["c1"], [0.5 * (1 + 1e-5)], **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rate", "claim"),
+    [
+        ([4] * 12, None, "exact"),
+        ([4] * 12, 4 / 20, "exact"),
+        ([4, 4, 3, 4], None, "estimate"),
+        ([3, 4], None, "estimate"),
+        ([3, 3], 4 / 20, "estimate"),
+        ([], None, "exact"),
+    ],
+)
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_who_drops_out_of_a_set_of_fixed_size_may_tell(sizes, rate, claim, relation, tmp_path):
+    """A client that is left out since its update is long leaves no trace but the size."""
+    with RoundRecorder(tmp_path, IDS, sampler="fixed_size") as recorder:
+        for m in sizes:
+            recorder.round(IDS[:m], np.full(m, 0.2), sample_rate=rate, **SETTINGS)
+        if not sizes:  # of which steps() may have none
+            recorder.steps([], [], **SETTINGS)
+            recorder.round(IDS[:4], np.full(4, 0.2), **SETTINGS)
+    log = NormLog.open(tmp_path)
+    known = {"participation": "known"} if relation == "zero_out" else {"neighbouring": relation}
+    table = indpriv.account(log, delta=1e-3, **known)
+    assert table.claim == claim
+    assert ("who drops out may depend on their data" in table.claim_reason) == (claim != "exact")
+
+
+def by_coins(rng, n, rate):
+    return np.flatnonzero(rng.random(n) < rate)
+
+
+OTHERS_BY_COINS = {
+    "one size": lambda rng, n: rng.choice(n, n // 5, replace=False),
+    "in turn": lambda rng, n: (np.arange(n // 5) + rng.integers(5) * (n // 5)) % n,
+    "clients": lambda rng, n: np.flatnonzero(np.tile(rng.random(n // 4) < 0.2, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:unit=.example")
+@pytest.mark.parametrize("name", ["coins", *OTHERS_BY_COINS])
+def test_rounds_that_were_not_drawn_by_coins_are_refuted(name, tmp_path):
+    rng, n = np.random.default_rng(3), 40
+    draw = OTHERS_BY_COINS.get(name, lambda rng, n: by_coins(rng, n, 0.2))
+    owners = [f"client {number % 10}" for number in range(n)]
+    options = {"unit": "example", "unit_ids": owners, "run_info": {"delta": 1e-3}}
+    with RoundRecorder(tmp_path / "run", range(n), sampler="poisson", **options) as recorder:
+        for _ in range(40):
+            who = draw(rng, n)
+            recorder.round(who, np.ones(len(who)), sample_rate=0.2, **SETTINGS)
+    checks = {check.key: check for check in verify(open_run(tmp_path / "run"))}
+    sound = name == "coins"
+    assert checks["batch_sizes"].status == ("passed" if sound else "failed")
+    words = {"clients": "share the coin of their client"}.get(name, "batches of one size")
+    assert (words in checks["batch_sizes"].detail) == (not sound)
+    status = audit(tmp_path / "run", tmp_path / "report").guarantee.status
+    assert status == ("declared" if sound else "unproven")
+
+
+def test_coins_are_rarely_refuted():
+    """Of the three tests of sizes: at most one in a million, so none in 300 runs."""
+    rng = np.random.default_rng(4)
+    for rate, n, rounds_ in ((0.5, 6, 30), (0.02, 200, 60), (1.0, 8, 5)):
+        for _ in range(100):
+            drawn = rng.random((rounds_, n)) < rate
+            sizes, whole = drawn.sum(axis=1), drawn.reshape(rounds_, -1, 2).all(axis=2).sum()
+            counts = DrawCounts.of(
+                drawn.sum(axis=0),
+                draws=rounds_,
+                expected=rate * rounds_,
+                variance=rate * (1 - rate) * rounds_,
+                size_min=int(sizes.min()),
+                size_max=int(sizes.max()),
+                together=float(whole),
+                together_expected=rounds_ * n / 2 * rate**2,
+            )
+            state = SimpleNamespace(header={"n_examples": n})
+            session = SimpleNamespace(draws=counts, rounds=None, sampler="poisson")
+            assert evidence._of_draws(state, session)[0].status == "passed"
 
 
 @pytest.mark.parametrize(

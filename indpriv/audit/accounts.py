@@ -5,6 +5,7 @@ All that is made is sensitive.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,7 +14,7 @@ import numpy as np
 from indpriv import _facts, _files, _folders, epsilon_table
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import ESTIMATE, Method
 from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis import disclosures, recorded_run
 from indpriv.analysis import guarantee as guarantees
@@ -21,7 +22,7 @@ from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, 
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, run_files
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog, OpenedRun
 
 ACCOUNTING, COMPOSING = "accounting under other settings", "accounting for all runs"
 COMPOSITION = "composition.json"
@@ -134,9 +135,10 @@ def compose_runs(
         EvidenceError: a log that is damaged or contradicts itself.
     """
     column = None if by in ("example_id", "unit_id") else by
-    opened = [pipeline.read_run(path, unit_column=column)[1:] for path in paths]
+    runs = [pipeline.read_run(path, unit_column=column) for path in paths]
+    opened, repeated, others = [run[1:] for run in runs], "", ""
     if not same_run:
-        _check_distinct(paths, [recorded for _, recorded in opened])
+        repeated, others = _compared(paths, runs)
     logs, tell = [log for log, _ in opened], progress or silent
     participation, delta = method.pop("participation", None), method.get("delta")
     if delta is None:
@@ -159,7 +161,10 @@ def compose_runs(
         progress=lambda done, total: tell(COMPOSING, done, total),
         **shared,
     )
-    alone, statuses, reasons = [], [], list[str]()
+    if others and by == "example_id":
+        table = replace(table, claim=ESTIMATE, claim_reason=others)
+    alone, reasons = [], [repeated] * bool(repeated)
+    statuses = [guarantees.UNPROVEN] * bool(repeated)
     methods = methods_of(logs, Method(**shared), each)
     for path, (log, recorded), alike in zip(paths, opened, methods, strict=True):
         own, run = pipeline.accounted(log, recorded, alike)
@@ -195,14 +200,34 @@ def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
     _files.write_json(output_dir / COMPOSITION, found.to_json())
 
 
-def _check_distinct(paths: Sequence[Path], recorded: Sequence[recorded_run.RecordedRun]) -> None:
-    first: dict[str, Path] = {}
-    for path, run in zip(paths, recorded, strict=True):
+def _compared(
+    paths: Sequence[Path], runs: Sequence[tuple[OpenedRun, NormLog, recorded_run.RecordedRun]]
+) -> tuple[str, str]:
+    """Why runs are not independent, and why equal ids may not be the same people; else "".
+
+    InputError for a run that is given twice. Coins that draw everybody equally often twice are the
+    same coins, which then come with the same noise. Positions in data sets are no names of people.
+    """
+    first, drawn, labels = dict[str, Path](), dict[str, Path](), dict[str, Path]()
+    repeated = others = ""
+    for path, (run, log, recorded) in zip(paths, runs, strict=True):
         journal = (path / run_files.JOURNAL).read_bytes()  # of a converted run, which has no id
-        run_id = str(run.recorder.get("id") or hashlib.sha256(journal).hexdigest())
+        run_id = str(recorded.recorder.get("id") or hashlib.sha256(journal).hexdigest())
         if run_id in first:
             raise _facts.refused("refusal.audits", "same_run", path=path, first=first[run_id])
         first[run_id] = path
+        for one in run.state.sessions:
+            counts = one.training or one.rounds
+            took_part = counts.took_part if counts and one.sampler == "poisson" else None
+            if took_part and (same := drawn.setdefault(took_part, path)) != path:
+                repeated = _facts.text("sentence.composition", "drawn", one=same, other=path)
+        if np.array_equal(log.example_ids, np.arange(log.n_examples)):
+            for line in run.state.lines["record"][:1]:
+                labels.setdefault(f"{log.n_examples} {line['targets_fingerprint']}", path)
+    if len(labels) > 1:
+        pair = dict(zip(("one", "other"), labels.values(), strict=False))
+        others = _facts.text("sentence.composition", "labels", **pair)
+    return repeated, others
 
 
 def _common_relation(

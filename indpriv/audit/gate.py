@@ -46,7 +46,11 @@ _FROM = {"verdict": "log", "checks": "log"}  # what gives the values of a findin
 _COMPARED = {
     **{of["name"]: of["figure"] for of in LIMITS.values() if summary.column_at(of["figure"]).unit},
     "status of the guarantee": "guarantee.status",
-    "unit": "account.unit",
+    "delta of the account": "account.delta",
+    **{
+        name: f"account.{name}"
+        for name in ("unit", "neighbouring", "sampler", "participation", "accountant")
+    },
     "claim": "claim",
     "number of people": "individual.n",
 }

@@ -20,9 +20,7 @@ import numpy as np
 from indpriv import _checks, _facts, _storage
 from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, check_installed
-from indpriv.round_recorder import RoundRecorder
-
-_ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
+from indpriv.round_recorder import ROUNDING, RoundRecorder
 
 
 def recorded(
@@ -110,6 +108,10 @@ def _check_strategy(strategy: Any) -> None:
         raise _facts.refused("refusal.flower", "adaptive" if is_adaptive else "strategy", name=name)
     if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
         raise _facts.refused("refusal.flower", "no_average", strategy=inner.__name__)
+    for one in (strategy, strategy.strategy):
+        if patched := [name for name in vars(one) if callable(getattr(type(one), name, None))]:
+            said = {"name": patched[0], "strategy": type(one).__name__}
+            raise _facts.refused("refusal.flower", "patched", **said)
     _checks.check_setting("max_grad_norm", strategy.clipping_norm)
     _checks.check_setting("noise_multiplier", strategy.noise_multiplier)
 
@@ -134,7 +136,6 @@ class _Rounds:
             if array.dtype.kind != "f":
                 raise _facts.refused("refusal.flower", "integers", name=name, dtype=array.dtype)
             self._model[name] = array.astype(np.float64)
-        self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
         if self.recorder is None:
             # Flower's own choice of nodes is a random set of one size.
             own = type(self.strategy.strategy).configure_train
@@ -142,6 +143,9 @@ class _Rounds:
             ids = [str(node) for node in nodes] if self.client_ids is None else self.client_ids
             recorder = self.start(ids, sampler="fixed_size" if known else "other")
             self.recorder = self.files.enter_context(recorder)
+            self._n_clients = np.size(ids)
+        # A client may be several nodes, or none that is connected now.
+        self._rate = min(1.0, max(n_chosen, 1) / max(min(len(nodes), self._n_clients), 1))
 
     def lengths(self, replies: Sequence[Any]) -> FloatArray:
         """(n,) lengths of the updates in replies, of which errors count as 0."""
@@ -157,7 +161,7 @@ class _Rounds:
             raise InputError("aggregate_train came before configure_train; call `start`")
         limit, after = float(strategy.clipping_norm), self.lengths(replies)
         who = [self.client_of(reply) for reply in replies]
-        if after.max() > limit * (1 + _ROUNDING):
+        if after.max() > limit * (1 + ROUNDING):
             client = who[int(after.argmax())]
             values = {"client": client, "length": after.max(), "limit": limit}
             raise _facts.refused("refusal.flower", "not_clipped", **values)

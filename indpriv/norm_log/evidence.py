@@ -279,7 +279,18 @@ def _of_draws(state: journal_state.LogState, session: SessionCounts) -> list[Fac
     rate = counts.expected_participations / trials
     seen = counts.participations
     below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
-    of_size = 2 * float(min(below, above))
+    chances = {"": 2 * float(min(below, above))}
+    constant = math.isclose(counts.participations_variance, draws * rate * (1 - rate))
+    if counts.size_min is not None and counts.size_max is not None and constant:
+        ends = stats.binom.cdf([counts.size_min - 1, counts.size_max], n_examples, rate)
+        # Any of so many ranges could have been the one that holds all sizes.
+        chances["sizes"] = (n_examples + 1) ** 2 * float(np.diff(ends)[0]) ** draws
+    if counts.together and counts.together_expected:
+        # Chernoff's bound, for a sum of independent events.
+        ratio = max(counts.together / counts.together_expected, 1.0)
+        chances["together"] = (math.exp(1 - 1 / ratio) / ratio) ** counts.together
+    case = min(chances, key=chances.__getitem__)
+    of_size = len(chances) * chances[case]
     few = n_examples * float(stats.binom.cdf(counts.participations_min, draws, rate))
     many = n_examples * float(stats.binom.sf(counts.participations_max - 1, draws, rate))
     evenness = _chance_of_evenness(n_examples, counts)
@@ -290,8 +301,9 @@ def _of_draws(state: journal_state.LogState, session: SessionCounts) -> list[Fac
         PASSED if chance >= FALSE_ALARM else FAILED for chance in (of_size, of_each)
     )
     values = {"counts": counts, "of": of, "rate": rate, "expected": rate * trials}
+    case = case if size_status == FAILED else ""
     return [
-        fact("check.batch_sizes", size_status, **values, chance=of_size),
+        fact("check.batch_sizes", size_status, case, **values, chance=of_size),
         fact("check.participation", each_status, "even" if even else "", **values, chance=of_each),
     ]
 

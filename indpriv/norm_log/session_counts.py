@@ -37,10 +37,20 @@ class DrawCounts(_Counts):
     participations_max: Whole
     participations_variance: _Spread  # as independent draws at these rates have it
     participations_spread: _Spread  # sum over examples of squared deviations from expected
+    size_min: Whole | None = None  # of one batch, as the next; None where they were not counted
+    size_max: Whole | None = None
+    together: AtLeastZero | None = None  # times that all of several rows of a unit were drawn
+    together_expected: AtLeastZero | None = None  # as independent draws have it
 
     @classmethod
     def of(
-        cls, participations: IntArray, *, draws: int, expected: float, variance: float
+        cls,
+        participations: IntArray,
+        *,
+        draws: int,
+        expected: float,
+        variance: float,
+        **further: Any,
     ) -> DrawCounts:
         """Of participations (n_examples,); expected and variance are those of one example."""
         return cls(
@@ -51,6 +61,7 @@ class DrawCounts(_Counts):
             participations_max=int(participations.max()),
             participations_variance=variance,
             participations_spread=float(np.square(participations - expected).sum()),
+            **further,
         )
 
 

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import fill
@@ -31,7 +32,7 @@ from rich.console import Console
 from indpriv._facts import refused
 from indpriv._files import read_json, write_atomically, write_json
 from indpriv._folders import make_folder
-from indpriv._formatting import format_number, format_share_up
+from indpriv._formatting import format_number, format_share_up, round_up
 from indpriv._plain import from_json
 from indpriv._reading import AtLeastZero, Text, Whole, check, named, table
 from indpriv._types import FloatArray, IntArray
@@ -276,7 +277,7 @@ def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
     show: Callable[..., str] = format_number
     if content["quantity"] == "individual epsilon":  # to three decimals, rounded up
-        show = lambda value: f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"  # noqa: E731
+        show = partial(round_up, digits=3)
     titles = {"mean": "mean", "count": "people"}
     shown = [name for name in titles if any(each[name] is not None for each in groups.values())]
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]

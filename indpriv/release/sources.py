@@ -234,8 +234,8 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
             f"{DISCLAIMER}",
             "unit": account.unit,
             "neighbouring": account.neighbouring,
-            "values": f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst "
-            f"case, {upper:.6g}; epsilons are rounded up to them",
+            "values": f"{N_CELLS:,} equally spaced values up to the worst case, "
+            f"{format_epsilon(upper)}; epsilons are rounded up to them",
             "assumptions": assumptions,
         },
     )

@@ -6,7 +6,7 @@ from typing import Any
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, format_interval, format_points
 from indpriv.analysis.attacks.attributes import BY_EPSILON
 from indpriv.analysis.statistics import holm
 from indpriv.attacks.attributes import GUESSERS
@@ -135,7 +135,7 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             "without DP" if run["target_epsilon"] is None else f"{run['target_epsilon']:g}",
             f"{row['rows']}" if row["rows"] else "none",
             f"{row['mean']:.2f}",
-            f"[{row['interval']['low']:.2f}, {row['interval']['high']:.2f}]",
+            format_interval(row["interval"]["low"], row["interval"]["high"]),
             f"{row['extracted']} of {row['n_secrets']}",
             *(
                 _NONE if row[name] is None else limit(row[name], 2)
@@ -245,5 +245,5 @@ def _attribute_table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _advantage(row: Mapping[str, Any]) -> tuple[str, str]:
-    ends = f"[{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]"
+    ends = format_points(row["low"], row["high"]).removesuffix(" %")
     return f"{100 * row['advantage']:+.2f}", ends

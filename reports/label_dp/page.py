@@ -169,7 +169,7 @@ def _accuracy(study: Study, known: Figures) -> Iterator[str]:
     for method in METHODS:
         for epsilon in study.epsilons if method != NONE else (0.0,):
             found = accuracy.get(f"{method} {epsilon:g}", [])
-            kept = f"{ceiling(study.classes, epsilon):.1%}" if epsilon else "100.0%"
+            kept = f"{limit(100 * ceiling(study.classes, epsilon))}%" if epsilon else "100.0%"
             rows.append(
                 [
                     "labels as they are" if method == NONE else method,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, format_interval, format_lower_bound, round_up
 from reports.shared.markdown_table import table
 
 CHOSEN = "loss"  # the attack that decides, chosen in a trial run with other coins
@@ -144,8 +144,8 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
                 _epsilon(model),
                 title,
                 f"{found['auc']:.3f}",
-                f"[{found['low']:.3f}, {found['high']:.3f}]",
-                *(f"{found[name]:.2f}" for name in BOUNDS),
+                format_interval(found["low"], found["high"], 3),
+                *(format_lower_bound(found[name]) for name in BOUNDS),
             )
             for model in models
             for name, title in TITLES.items()
@@ -223,4 +223,4 @@ def _epsilon(model: Mapping[str, Any]) -> str:
 
 
 def _most(model: Mapping[str, Any], side: str, n: str) -> str:
-    return f"{model['ceilings'][n]:.2g}" if side == "members" and model["ceilings"] else "–"
+    return round_up(model["ceilings"][n], 3) if side == "members" and model["ceilings"] else "–"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, format_interval
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
@@ -142,7 +142,7 @@ def render(known: Mapping[str, Any]) -> str:
         ),
         "",
         f"The loss threshold is right in {100 * known['attack']['value']:.1f} % "
-        f"[{100 * known['attack']['low']:.1f}, {100 * known['attack']['high']:.1f}] of its guesses on the model with DP; chance is "
+        f"{format_interval(100 * known['attack']['low'], 100 * known['attack']['high'], 1)} of its guesses on the model with DP; chance is "
         "50 %. An attack that fails is no evidence of privacy.",
     ]
     return "\n".join(lines) + "\n"

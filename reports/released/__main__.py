@@ -29,7 +29,7 @@ from audits.training.datasets import Dataset
 from audits.training.models import first_parameters
 from audits.training.shadows import trainer_of
 from indpriv._files import read_json, write_json
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, format_lower_bound
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -44,7 +44,7 @@ from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task
 from reports.released.canaries import CRAFTED, UPDATES, WRONG
 from reports.released.canaries import figures as figures_of_canaries
 from reports.shared.markdown_table import table
-from reports.shared.rates import HEAD, RATES, rates, student
+from reports.shared.rates import HEAD, RATES, limit, number, rates, student
 
 FOLDER, HERE = REPORTS / "runs" / "released", REPORTS / "released"
 MODELS, ALONE = 8, 4  # models of a study, and how many of them are attacked without references
@@ -259,7 +259,7 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
             "Runs of canaries are not seeded.",
             "Without DP: "
             + "; ".join(
-                f"{one['title']}, AUC {one['auc']:.3f}, TPR {100 * one['tpr_at_fpr']['0.01']:.1f} % at 1 %, epsilon of at least {one['bounds']['epsilon_fdp']:.2f}"
+                f"{one['title']}, AUC {one['auc']:.3f}, TPR {100 * one['tpr_at_fpr']['0.01']:.1f} % at 1 %, epsilon of at least {format_lower_bound(one['bounds']['epsilon_fdp'])}"
                 for one in (made[BASELINE][WRONG], made[BASELINE][CRAFTED])
             )
             + "."
@@ -312,10 +312,10 @@ def ladder_row(
     return (
         who,
         title,
-        f"{one['auc']:.3f} ({span['low']:.3f} to {span['high']:.3f})",
+        number(one["auc"], span, digits=3),
         "–" if most is None else f"{100 * (one['auc'] - 0.5) / (most - 0.5):.0f}",
         f"{100 * one['tpr_at_fpr']['0.01']:.1f}" if "tpr_at_fpr" in one else "–",
-        "–" if bound is None else f"{bound:.2f}",
+        "–" if bound is None else format_lower_bound(bound),
     )
 
 
@@ -362,12 +362,12 @@ def render(
                 rows.append(
                     ("*heuristic of the last iterate*", "parameters", "", *cells, f"{reach:.0f}")
                 )
-                cells = (f"{100 * ceiling[rate]:.2f}" for rate in RATES)
+                cells = (limit(100 * ceiling[rate], 2) for rate in RATES)
                 rows.append(("*worst case*", "every noisy update", "", *cells, "100"))
             lines += [f"### {TITLES[kind]}", "", table(head, rows), ""]
         lines += [
-            f"The heuristic of the last iterate (Steinke et al. 2024, arXiv:2410.06186) gives epsilon {part['heuristic']['epsilon']:.2f} where",
-            f"{epsilon:.2f} is accounted. It is exact for linear losses, and **no bound** for this model: a better attack may exceed it.",
+            f"The heuristic of the last iterate (Steinke et al. 2024, arXiv:2410.06186) gives epsilon {format_epsilon(part['heuristic']['epsilon'])} where",
+            f"{format_epsilon(epsilon)} is accounted. It is exact for linear losses, and **no bound** for this model: a better attack may exceed it.",
             "",
         ]
     return "\n".join(lines)

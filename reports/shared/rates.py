@@ -1,8 +1,9 @@
 """Rates of attacks, as cells of a table."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from indpriv._formatting import round_down, round_up
 
 Figures = Mapping[str, Any]
 RATES = ("0.01", "0.001")  # of false positives
@@ -29,9 +30,8 @@ def number(
     shown = f"{round(scale * value, digits) + 0.0:.{digits}f}"  # never -0.00
     if interval is None:
         return shown
-    return (
-        f"{shown} ({scale * interval['low']:.{digits}f} to {scale * interval['high']:.{digits}f})"
-    )
+    ends = round_down(scale * interval["low"], digits), round_up(scale * interval["high"], digits)
+    return f"{shown} ({ends[0]} to {ends[1]})"
 
 
 def rates(found: Figures, *, digits: int | None = None) -> tuple[str, ...]:
@@ -45,5 +45,4 @@ def rates(found: Figures, *, digits: int | None = None) -> tuple[str, ...]:
 
 def limit(value: float, digits: int = 1) -> str:
     """What nothing exceeds (a ceiling in per cent, an epsilon), rounded up."""
-    scale = 10**digits
-    return f"{math.ceil(scale * value * (1 - 1e-9)) / scale:.{digits}f}"
+    return round_up(value, digits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, format_lower_bound
 from indpriv.analysis.attacks.canaries import BOUNDS
 from reports.shared.markdown_table import table
 from reports.shared.rates import HEAD, limit, rates
@@ -131,7 +131,7 @@ def canary_lines(canaries: Figures) -> Iterator[str]:
             (
                 f"Opacus, {run['mode']}",
                 "5000",
-                *(f"{run['bounds'][name]:.2f}" for name in names),
+                *(format_lower_bound(run["bounds"][name]) for name in names),
                 limit(run["ceiling"], 2),
                 f"{run['p_value']:.2f}",
                 f"{100 * run['test_accuracy']:.1f} %",
@@ -148,15 +148,15 @@ def canary_lines(canaries: Figures) -> Iterator[str]:
                 f"{run['length']:g}",
                 str(run["count"]),
                 title,
-                *(shown.format(run[key][name]) for name in names),
+                *(shown(run[key][name]) for name in names),
                 limit(run["ceiling"], 2),
             )
             for run in canaries["simulated"]
             for key, title, shown in (
-                ("median", "median bound", "{:.2f}"),
-                ("above", "draws above the truth, of 20", "{:.0f}"),
-                ("missed", "draws with bound 0, of 20", "{:.0f}"),
-                ("false_alarms", "false alarms, 20 x 1,000 random memberships", "{:.2%}"),
+                ("median", "median bound", format_lower_bound),
+                ("above", "draws above the truth, of 20", "{:.0f}".format),
+                ("missed", "draws with bound 0, of 20", "{:.0f}".format),
+                ("false_alarms", "false alarms, 20 x 1,000 random memberships", "{:.2%}".format),
             )
         ],
     )

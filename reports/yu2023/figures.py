@@ -291,7 +291,7 @@ def figure_11(known: Known) -> Section:
         )
         area = area_of(summary, "dp")
         texts["with DP: area under the curve"] = (
-            f"{area['value']:.3f} [{area['low']:.3f}, {area['high']:.3f}]"
+            f"{area['value']:.3f} {format_interval(area['low'], area['high'], 3)}"
         )
         texts["with DP: smallest corrected p of a group"] = (
             f"{rules.least_p_of_groups(with_dp['rows']):.2g}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from indpriv._formatting import format_interval
 from indpriv.report.page import escape
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import NOT_RUN
@@ -214,7 +215,7 @@ def percent(row: Mapping[str, Any]) -> str:
     """The success rate of an attack with its interval, in per cent."""
     if row["success_rate"] is None:
         return NOTHING
-    return f"{100 * row['success_rate']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}] %"
+    return f"{100 * row['success_rate']:.1f} {format_interval(100 * row['low'], 100 * row['high'], 1)} %"
 
 
 def told_apart(known: Known, name: str) -> str:

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import oracles
 from indpriv import NormLog, account
 from indpriv.accountant import compose as compose_logs
+from indpriv.audit.accounts import compose_runs
 from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import StepSettings
@@ -34,6 +35,44 @@ def compose(capsys):
         return printed
 
     return call
+
+
+def small(folder, order=None, seed=None, **options):
+    """A recorded run; examples in this order, batches and noise from generators of this seed."""
+    inputs, targets = blobs().tensors
+    order = torch.arange(len(inputs)) if order is None else order
+    data = TensorDataset(inputs[order], targets[order])
+    generators = [private_generator(), private_generator()]
+    if seed is not None:
+        generators = [torch.Generator().manual_seed(seed + one) for one in range(2)]
+    loader = DataLoader(data, batch_size=12, generator=generators[0])
+    made = make_run(data, data_loader=loader, noise_generator=generators[1])
+    record(made, folder, every=1, run_info={"delta": 1e-3}, **options)
+    return folder
+
+
+@pytest.mark.parametrize("ids", ["positions", "names"])
+def test_equal_positions_may_be_other_people(ids, tmp_path):
+    turned = torch.arange(119, -1, -1)
+    names = [f"person {number}" for number in range(120)]
+    named = (
+        [{}, {}] if ids == "positions" else [{"example_ids": names}, {"example_ids": names[::-1]}]
+    )
+    runs = [small(tmp_path / "a", **named[0]), small(tmp_path / "b", turned, **named[1])]
+    found = compose_runs(runs)
+    assert found.table.claim == ("estimate" if ids == "positions" else "exact")
+    assert ("may be other people" in found.table.claim_reason) == (ids == "positions")
+    assert found.status == "supported"  # the worst case is of anyone
+
+
+def test_runs_with_the_same_coins_are_not_independent(tmp_path):
+    runs = [small(tmp_path / name, seed=2**40, batch_norms=True) for name in "ab"]
+    found = compose_runs(runs)
+    assert found.status == "unproven"
+    assert "drew everybody equally often" in found.reasons[0]
+    assert compose_runs(runs, same_run=True).status == "supported"
+    others = compose_runs([runs[0], small(tmp_path / "c", batch_norms=True)])
+    assert (others.status, others.table.claim) == ("supported", "exact")
 
 
 def test_a_run_with_itself(run_dir, compose, tmp_path):

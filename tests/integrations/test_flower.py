@@ -97,6 +97,29 @@ def test_noise_is_over_what_one_client_can_move(counts, silent, tmp_path):
             assert recorded_mu <= mu + 0.011 / settings.noise_multiplier[0], count  # rounding
 
 
+@pytest.mark.parametrize(("silent", "claim"), [((), "exact"), ((12,), "estimate")])
+def test_who_does_not_answer_may_tell(silent, claim, tmp_path):
+    grid = Clients(updates(5), silent=silent)
+    start(recorded(protected(5), tmp_path / "run"), grid, rounds=2)
+    log = indpriv.NormLog.open(tmp_path / "run")
+    assert indpriv.account(log, delta=1e-3, participation="known").claim == claim
+
+
+def test_two_nodes_may_be_one_client(tmp_path):
+    """Then a share of the nodes is not one of the clients."""
+    names = {node: f"hospital {node % 3}" for node in range(11, 20)}
+    strategy = recorded(
+        protected(1),
+        tmp_path / "run",
+        client_ids=sorted({*names.values()}),
+        client_of=lambda reply: names[reply.metadata.src_node_id],
+    )
+    start(strategy, Clients(updates(9)), rounds=3)
+    log = indpriv.NormLog.open(tmp_path / "run")
+    assert indpriv.account(log, delta=1e-3, participation="known").claim == "exact"
+    np.testing.assert_allclose(log.settings.sample_rate, 1 / 3)
+
+
 def test_errors_skip_a_round_and_so_does_the_log(tmp_path):
     grid = Clients(updates(4), errors=(11,))
     start(recorded(protected(2), tmp_path / "run"), grid, rounds=12)
@@ -142,6 +165,15 @@ class Other(flower.FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
+def patched(of):
+    """With a method of its own, in the instance."""
+    strategy = protected(2)
+    names = [name for name in dir(strategy) if name.startswith("_add_noise_to_")]
+    one, name = (strategy.strategy, "aggregate_train") if of else (strategy, names[0])
+    setattr(one, name, lambda *found: found)
+    return strategy
+
+
 SERVER_SIDE = flower.DifferentialPrivacyServerSideFixedClipping
 REFUSED = {
     "no DP": (lambda: flower.FedAvg(), "FedAvg is no strategy whose clipping and noise are known"),
@@ -157,6 +189,8 @@ REFUSED = {
     "Krum": (lambda: protected(2, inner=flower.Krum()), "Krum does not publish"),
     "Adam": (lambda: protected(2, inner=flower.FedAdam()), "FedAdam does not publish"),
     "own": (lambda: protected(2, inner=Other()), "Other does not publish"),
+    "own method": (lambda: patched("strategy"), "aggregate_train of this FedAvg is not that of"),
+    "own noise": (lambda: patched(""), "_add_noise_to_.* of this DifferentialPrivacyServerSide"),
     "no noise": (
         lambda: protected(2, noise=0.0),
         "noise_multiplier=0.0 is not a finite number above 0",

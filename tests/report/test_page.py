@@ -400,7 +400,8 @@ def test_every_figure_of_a_committed_audit_is_on_its_page(name):
         expected.append(f"{table['ratio']['value']:.2f}")
     for row in content["rates"]:
         if row["rate"] == "auc" and row["part"] == "all examples":
-            expected.append(f"{row['value']:.3f} | [{row['low']:.3f}, {row['high']:.3f}]")
+            ends = format_interval(row["low"], row["high"], 3)
+            expected.append(f"{row['value']:.3f} | {ends}")
         if row["rate"] == "success" and row["value"] is not None:
             expected.append(format_share(row["value"], 1))
     for one in ("pearson_log_loss", "spearman", "pearson_below_worst_case"):

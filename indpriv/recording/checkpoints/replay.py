@@ -227,7 +227,7 @@ def replay(
             tell(caveat)
         of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
         paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
-        paid = first_at(settings.declared, *paths)
+        paid, seeds = first_at(settings.declared, *paths), (("seeded",), ("recorder", "seeded"))
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -238,7 +238,7 @@ def replay(
             norm_pass=made.norm_pass.to_header(made.caveats),
             run={
                 "replayed": True,
-                "seeded": bool(settings.declared.get("seeded")),
+                "seeded": any(first_at(settings.declared, path) for path in seeds),
                 of_clip: _checks.check_clipping_norm_epsilon(0.0 if paid is None else paid),
                 **described_parameters(made.model),
             },
@@ -506,7 +506,7 @@ def challenge(
     steps, one = ", ".join(map(str, drawn)), differ[0] if differ else ""
     compared = text("sentence.challenge", "compared", steps=steps, **counts)
     missed = max(100 * (1 - _SHARE) ** len(drawn), 0.01) if len(drawn) < len(there) else 0
-    status, case = (FAILED, "differ") if differ else (PASSED, "missed")
+    status, case = (FAILED, "differ") if differ else (PASSED if n_norms else NOT_CHECKED, "missed")
     said = {"compared": compared, "example": one}
     verdict = text("sentence.challenge", case, missed=missed, differ=len(differ), **said)
     if differ and half and far <= _MOVED * n_norms:

@@ -309,6 +309,8 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         tied[id(tensor)].append(name)
     prefix = _prefix(state, [*tied.values()])
     inner = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+    if averaged := {f"{prefix}n_averaged", "n_averaged"} & (state.keys() - wanted.keys()):
+        raise refused("refusal.checkpoints", "averaged", name=min(averaged))
     for names in tied.values():  # safetensors stores a tensor under one of its names only
         for present in [name for name in names if name in inner][:1]:
             inner |= {name: inner.get(name, inner[present]) for name in names}

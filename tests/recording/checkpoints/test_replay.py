@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import plain_opacus
@@ -329,10 +330,21 @@ def test_another_sampler_proves_nothing(trained, tmp_path, sampler, status):
     assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == status
 
 
-def test_a_seeded_run_stays_void(checkpoints, tmp_path):
-    (checkpoints / "run.json").write_text(json.dumps({"seeded": True}))
+@pytest.mark.parametrize("by", ["the user", "a Recorder"])
+def test_a_seeded_run_stays_void(checkpoints, tmp_path, by):
+    said = {"seeded": True} if by == "the user" else {"recorder": {"seeded": True}}
+    (checkpoints / "run.json").write_text(json.dumps(said))
     replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
     assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == "void"
+
+
+def test_averaged_parameters_are_not_those_of_training(checkpoints, tmp_path):
+    """torch's AveragedModel has the names of a wrapper, and a counter that gives it away."""
+    for path in checkpoints.iterdir():
+        averaged = AveragedModel(mlp())
+        torch.save({"state_dict": averaged.state_dict(), "global_step": 0}, path)
+    with pytest.raises(InputError, match=r"its parameters are averaged \(n_averaged"):
+        replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
 
 
 def interrupted_after(n):
