@@ -4,8 +4,6 @@ Rows are read a range at a time, from memory or from a file. The groups of a col
 pass over the training rows. Which group a row is in is then asked of any part of them.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +49,7 @@ class Rows:
     schema: Any = None
 
     @classmethod
-    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> Rows:
+    def open(cls, path: Path, kinds: Mapping[str, str] = MappingProxyType({})) -> "Rows":
         """Those of a Parquet file; kinds: what it must hold, see `check_columns`."""
         with _files.opened_parquet(path) as file:
             _reading.check_columns(path, file.schema_arrow, kinds)
@@ -73,7 +71,7 @@ class Rows:
 
     def part(
         self, first: int, stop: int, then: Callable[[pd.DataFrame], pd.DataFrame] = lambda one: one
-    ) -> Rows:
+    ) -> "Rows":
         """Those from first to stop; then: what is done to each frame that is read."""
 
         def read(start: int, end: int, columns: Sequence[str] | None) -> pd.DataFrame:
@@ -207,7 +205,7 @@ def groupable_columns(frame: pd.DataFrame | Rows) -> list[str]:
     return ["label", *(name for name in frame.columns if name not in RESERVED_COLUMNS)]
 
 
-def to_floats(column: pd.Series[Any]) -> FloatArray:
+def to_floats(column: "pd.Series[Any]") -> FloatArray:
     """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf":
         return column.to_numpy(dtype=np.float64, copy=True)  # without a Python object each
@@ -217,14 +215,14 @@ def to_floats(column: pd.Series[Any]) -> FloatArray:
     return floats
 
 
-def to_texts(column: pd.Series[Any]) -> NDArray[np.object_]:
+def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
     """Values of a column as names of groups; a missing value becomes "(missing)"."""
     codes, texts = coded(column)
     found: NDArray[np.object_] = np.array([*texts, MISSING], dtype=object)[codes]
     return found
 
 
-def coded(column: pd.Series[Any]) -> tuple[IntArray, list[str]]:
+def coded(column: "pd.Series[Any]") -> tuple[IntArray, list[str]]:
     """Codes of the values, -1 where missing, and their texts; 1.0 among whole numbers reads 1."""
     codes, uniques = pd.factorize(column, use_na_sentinel=True)
     return codes, [_text(value) for value in uniques.tolist()]
@@ -269,7 +267,7 @@ class CountedValues:
         found: FloatArray = values[np.searchsorted(up_to, rank, side="right")]
         return found
 
-    def _merge(self, counts: pd.Series[Any]) -> None:
+    def _merge(self, counts: "pd.Series[Any]") -> None:
         kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
         values = counts.index.to_numpy(np.float64) + 0.0  # no -0.0
         self.counts = counts.groupby((values.view(np.int64) & kept).view(np.float64)).sum()
@@ -337,7 +335,7 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     return column, bins
 
 
-def _values_of(column: str, *tables: Rows) -> Iterator[tuple[Rows, pd.Series[Any]]]:
+def _values_of(column: str, *tables: Rows) -> "Iterator[tuple[Rows, pd.Series[Any]]]":
     """Yield the values of a column, a range of rows at a time; missing in tables without it."""
     for rows in tables:
         if column in rows.columns:
@@ -346,7 +344,7 @@ def _values_of(column: str, *tables: Rows) -> Iterator[tuple[Rows, pd.Series[Any
             yield rows, pd.Series([None], dtype=object)
 
 
-def _is_all(test: Callable[[pd.Series[Any]], bool], values: pd.Series[Any]) -> bool:
+def _is_all(test: "Callable[[pd.Series[Any]], bool]", values: "pd.Series[Any]") -> bool:
     """Whether the known values, if there are any, are of this kind."""
     return values.empty or bool(values.isna().all()) or test(values)
 
@@ -476,7 +474,7 @@ def repeats(
     return positions[kept[group]], end - int((sizes - 1).sum())
 
 
-def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint64]:
+def numbers_of(values: "NDArray[np.generic] | pd.Series[Any]") -> NDArray[np.uint64]:
     """(n,) a number that equal values share, and hardly any others.
 
     Whole numbers share theirs with equal floats: a range of rows with a missing value has floats.
@@ -490,7 +488,7 @@ def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint6
     return numbers
 
 
-def repeated(rows: Rows, name: str) -> pd.Series[Any]:
+def repeated(rows: Rows, name: str) -> "pd.Series[Any]":
     """Values of a column that an earlier row has.
 
     Whole numbers in order, as ids often are, are only looked at.

@@ -1,7 +1,5 @@
 """Files that survive a crash and are not read by others."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

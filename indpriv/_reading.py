@@ -42,18 +42,8 @@ _LONGEST = 300  # characters of another library's message
 
 # What libraries raise at broken content, besides their own InputError.
 _BROKEN = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    EOFError,
-    OSError,
-    zipfile.BadZipFile,
-    zlib.error,
-    pa.ArrowException,
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+    *(MemoryError, EOFError, OSError, zipfile.BadZipFile, zlib.error, pa.ArrowException),
 )
 
 

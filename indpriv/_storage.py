@@ -5,8 +5,6 @@ use, which reads by pyarrow.fs: S3 (s3), Google Cloud Storage (gs, gcs), Azure (
 Functions that read a Path take one too. Everything is written on a disk; `upload` sends it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -95,10 +93,10 @@ class RemotePath(_Base):
                 raise FileNotFoundError(f"{self} does not exist")
             return SimpleNamespace(st_size=info.size)
 
-        def iterdir(self) -> Iterator[RemotePath]:
+        def iterdir(self) -> "Iterator[RemotePath]":
             return iter(dict.fromkeys(self / name.partition("/")[0] for name in self.files_below()))
 
-        def glob(self, pattern: str) -> Iterator[RemotePath]:
+        def glob(self, pattern: str) -> "Iterator[RemotePath]":
             return (path for path in self.iterdir() if path.match(pattern))
 
         def open(self, mode: str = "rb") -> Any:
@@ -113,10 +111,10 @@ class RemotePath(_Base):
 
             return self._asked("read", read)
 
-        def absolute(self) -> RemotePath:
+        def absolute(self) -> "RemotePath":
             return self
 
-        def resolve(self) -> RemotePath:
+        def resolve(self) -> "RemotePath":
             return self
 
     def put(self, file: Path) -> None:

@@ -1,7 +1,5 @@
 """AttackScores: the scores that an attack gives to members and non-members. Sensitive."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,7 +84,7 @@ class AttackScores:
         if np.isnan(self.scores).any():
             raise refused("refusal.scores", "nan", n=int(np.isnan(self.scores).sum()))
 
-    def take(self, chosen: BoolArray) -> AttackScores:
+    def take(self, chosen: BoolArray) -> "AttackScores":
         """The scores that a mask (n,) chooses."""
         columns = {name: values[chosen] for name, values in self._columns().items()}
         details = {name: columns.pop(name) for name in self.details}
@@ -132,7 +130,7 @@ class AttackScores:
         _files.write_private_parquet(frame, Path(path))
 
     @classmethod
-    def from_file(cls, path: str | Path) -> AttackScores:
+    def from_file(cls, path: str | Path) -> "AttackScores":
         """Read scores of any attack from a CSV with a header, or Parquet.
 
         Columns: score (higher = member), member (1/0 or true/false) and optionally group, of any
@@ -143,7 +141,7 @@ class AttackScores:
             return cls._of_frame(_read(path))
 
     @classmethod
-    def _of_frame(cls, frame: pd.DataFrame) -> AttackScores:
+    def _of_frame(cls, frame: pd.DataFrame) -> "AttackScores":
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
             lacking = f"column{'s' * (len(missing) > 1)} {' and '.join(missing)}"
@@ -226,7 +224,7 @@ def _read(path: Path) -> pd.DataFrame:
         raise damaged("refusal.scores", "csv", path=path, error=error) from error
 
 
-def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:
+def _numbers(column: "pd.Series[Any]", dtype: type, what: str) -> NDArray[Any]:
     """A column as numbers; InputError where it holds something else than `what`."""
     try:
         found = pd.to_numeric(column)
@@ -237,7 +235,7 @@ def _numbers(column: pd.Series[Any], dtype: type, what: str) -> NDArray[Any]:
         raise InputError(f"{column.name} holds a value that is not {what} ({error})") from error
 
 
-def _memberships(column: pd.Series[Any]) -> BoolArray:
+def _memberships(column: "pd.Series[Any]") -> BoolArray:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:

@@ -9,8 +9,6 @@ a header. `signals.json` says how many rows count, with a checksum of each; it i
 atomically, so that a model is there whole or not at all. `ids.npz` names the examples.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -129,7 +127,7 @@ class AttackSignals:
         member: ArrayLike,
         example_ids: ArrayLike | None = None,
         **facts: Any,
-    ) -> AttackSignals:
+    ) -> "AttackSignals":
         """Signals from any arrays; ids are positions by default, facts as the attributes.
 
         Raises:
@@ -233,7 +231,7 @@ class AttackSignals:
         return {name: getattr(self, name) for name in _FACTS}
 
     @classmethod
-    def open(cls, path: str | Path) -> AttackSignals:
+    def open(cls, path: str | Path) -> "AttackSignals":
         """Read the confidences in a folder of `train_references` (memory-mapped), or an .npz.
 
         An .npz has the arrays signal, member and optionally example_ids and unit_ids.

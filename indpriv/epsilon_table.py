@@ -9,8 +9,6 @@ file. A part exists whole or not at all. Readers of Parquet data sets leave out 
 with an underscore, and read the rows in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -252,19 +250,19 @@ class EpsilonTable:
         about |= {name: getattr(self, name) for name in _STATED}
         return about | {"account": dict(vars(self.account))}
 
-    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
+    def tables(self, details: Collection[str] = KEPT_DETAILS) -> "Iterator[EpsilonTable]":
         """Yield the table of each part, in memory; details: those that it keeps."""
         own: Any = self.epsilon
         parts = [(0, len(self))] if self.in_memory else own.rows.ranges()
         kept = {name: values for name, values in self.details.items() if name in details}
         yield from (replace(self, details=kept).take(slice(*part)) for part in parts)
 
-    def table(self, details: Collection[str] = KEPT_DETAILS) -> EpsilonTable:
+    def table(self, details: Collection[str] = KEPT_DETAILS) -> "EpsilonTable":
         """The whole table in memory; details: those that it keeps."""
         kept = {name: values for name, values in self.details.items() if name in details}
         return replace(self, details=kept).take(slice(None))
 
-    def take(self, kept: BoolArray | IntArray | slice) -> EpsilonTable:
+    def take(self, kept: BoolArray | IntArray | slice) -> "EpsilonTable":
         """The table of the examples that a mask (n_examples,), positions or a slice choose."""
         with nullcontext() if self.path is None else named(self.path):
             ends: dict[str, Any] = {
@@ -274,7 +272,7 @@ class EpsilonTable:
             ends |= {"details": details, "example_ids": self.example_ids[kept]}
             return replace(self, path=None, **ends)
 
-    def with_worst_case(self, epsilon: float) -> EpsilonTable:
+    def with_worst_case(self, epsilon: float) -> "EpsilonTable":
         """The table of some units of a run, once the worst case of all is known.
 
         Worst cases of units grow by as much as that of the run.
@@ -285,7 +283,7 @@ class EpsilonTable:
         return replace(self, worst_case_epsilon=epsilon, details=details)
 
     @classmethod
-    def joined(cls, parts: Sequence[EpsilonTable]) -> EpsilonTable:
+    def joined(cls, parts: "Sequence[EpsilonTable]") -> "EpsilonTable":
         """The units of all parts of a table, with the largest worst case."""
         if len(parts) == 1:
             return parts[0]
@@ -328,7 +326,7 @@ class EpsilonTable:
         _files.write_private_parquet(frame, path)
 
     @classmethod
-    def open(cls, path: Path) -> EpsilonTable:
+    def open(cls, path: Path) -> "EpsilonTable":
         """The table in a file or folder of parts; `table` and `tables` read it.
 
         Raises:
@@ -342,7 +340,7 @@ class EpsilonTable:
             return replace(cls.of_rows(rows), path=path)
 
     @classmethod
-    def of_rows(cls, rows: pd.DataFrame | Rows) -> EpsilonTable:
+    def of_rows(cls, rows: pd.DataFrame | Rows) -> "EpsilonTable":
         """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing."""
         rows = as_rows(rows)
         attrs = rows.read(0, 0).attrs

@@ -3,8 +3,6 @@
 The table is in memory, or in a file whose rows are read a range at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -50,7 +48,7 @@ class ExampleTable:
         self._check_ids()
 
     @classmethod
-    def _of(cls, train: _columns.Rows, test: _columns.Rows) -> ExampleTable:
+    def _of(cls, train: _columns.Rows, test: _columns.Rows) -> "ExampleTable":
         found = cls.__new__(cls)
         found._splits = {"train": train, "test": test}
         return found
@@ -99,7 +97,7 @@ class ExampleTable:
 
     def with_ids(
         self, train: NDArray[np.generic], test: NDArray[np.generic] | None
-    ) -> ExampleTable:
+    ) -> "ExampleTable":
         """The table with the examples of these ids, as far as it has them; test: None for all."""
         parts = (
             frame if ids is None else frame[frame["example_id"].isin(ids)]
@@ -108,7 +106,7 @@ class ExampleTable:
         )
         return ExampleTable(pd.concat(parts, ignore_index=True))
 
-    def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
+    def at(self, train: IntArray, test: IntArray | None) -> "ExampleTable":
         """The table of the rows at increasing positions of each split; test: None for all."""
         rows = self.rows("test")
         others = _columns.frames_of(rows) if test is None else _columns.frames_at(rows, test)
@@ -131,7 +129,7 @@ class ExampleTable:
         """Whether no two training rows share a unit."""
         return not len(_columns.repeated(self.rows("train"), "unit_id"))
 
-    def with_label_names(self, names: Sequence[str]) -> ExampleTable:
+    def with_label_names(self, names: Sequence[str]) -> "ExampleTable":
         """The table with integer labels replaced by their names, if the names fit the labels."""
         splits = self._splits.values()
         every = (frame["label"] for rows in splits for frame in _columns.frames_of(rows, ["label"]))
@@ -158,7 +156,7 @@ class ExampleTable:
             raise _facts.refused("refusal.examples", "absent", n=len(missing), example=missing[0])
         return train.set_index("example_id").loc[example_ids].reset_index()
 
-    def with_units(self, column: str) -> ExampleTable:
+    def with_units(self, column: str) -> "ExampleTable":
         """The table whose training rows belong to the units that a metadata column names.
 
         Raises:
@@ -178,7 +176,7 @@ class ExampleTable:
             units = units.astype(str).astype(object)  # test rows keep their own, of another type
         return ExampleTable(found.assign(unit_id=units.infer_objects()))
 
-    def by_unit(self) -> ExampleTable:
+    def by_unit(self) -> "ExampleTable":
         """The table with one training row per unit: mean loss, share correct, and common values.
 
         A label or metadata that differs between the rows of a unit is missing. Test rows stay as
@@ -216,7 +214,7 @@ class ExampleTable:
             _files.write_private_frames(every, path, self.rows("train").schema)
 
     @classmethod
-    def from_parquet(cls, path: Path) -> ExampleTable:
+    def from_parquet(cls, path: Path) -> "ExampleTable":
         """Read a table that `to_parquet` wrote."""
         with _reading.named(path):
             return cls(_files.read_parquet(path, kinds=KINDS))
@@ -254,7 +252,7 @@ def _n_before_test(file: _columns.Rows) -> int | None:
     return n_train
 
 
-def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:
+def labels_fit(labels: "pd.Series[Any]", n_names: int) -> bool:
     """Whether known labels are whole numbers that index this number of names."""
     return pd.api.types.is_integer_dtype(labels) and bool(
         labels.dropna().between(0, n_names - 1).all()

@@ -5,8 +5,6 @@ updates up and adds noise. This log holds who took part and the norm of each upd
 which is all that an account with known participation needs.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -306,7 +304,7 @@ class RoundRecorder:
         """Release the directory. The log then says that the run did not end as intended."""
         self._writer.close()
 
-    def __enter__(self) -> RoundRecorder:
+    def __enter__(self) -> "RoundRecorder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -155,18 +155,10 @@ class Template:
     def fact(self, status: str, detail: str, case: str = "", title: str = "") -> Fact:
         """The fact with this status and detail."""
         private = self.private if isinstance(self.private, bool) else case in self.private
-        return Fact(
-            key=self.key,
-            kind=self.kind,
-            title=title or self.title,
-            status=status,
-            detail=detail,
-            about=f"{self.about} [{self.source}]" if self.source else self.about,
-            advice=self.to_do if status in (FAILED, DECLARED) else "",
-            bears_on=self.bears_on,
-            private=private,
-            publishable=self.publishable,
-        )
+        about = f"{self.about} [{self.source}]" if self.source else self.about
+        advice = self.to_do if status in (FAILED, DECLARED) else ""
+        words = self.key, self.kind, title or self.title, status, detail, about, advice
+        return Fact(*words, self.bears_on, private, self.publishable)
 
 
 @cache

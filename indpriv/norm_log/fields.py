@@ -3,8 +3,6 @@
 Settings are public choices, not data.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings
@@ -27,14 +25,8 @@ from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 # drawn twice. "by_client": all rows of a federated client together, or clients that add noise
 # themselves.
 SAMPLERS = (
-    "poisson",
-    "truncated_poisson",
-    "shuffled",
-    "sequential",
-    "fixed_size",
-    "with_replacement",
-    "by_client",
-    "other",
+    *("poisson", "truncated_poisson", "shuffled", "sequential"),
+    *("fixed_size", "with_replacement", "by_client", "other"),
 )
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
 UNITS = ("example", "user", "client", "row")  # row: of which there are copies
@@ -182,7 +174,7 @@ class StepSettings:
         noise_multiplier: ArrayLike,
         max_grad_norm: ArrayLike,
         sample_rate: ArrayLike,
-    ) -> StepSettings:
+    ) -> "StepSettings":
         """Scalars or (total_steps,) arrays, checked and broadcast; InputError for any other."""
         total_steps = _checks.check_positive_int("total_steps", total_steps)
         values = zip(SETTING_NAMES, (noise_multiplier, max_grad_norm, sample_rate), strict=True)
@@ -201,7 +193,7 @@ class StepSettings:
         """The settings of one step."""
         return StepSetting(**{name: float(getattr(self, name)[step]) for name in SETTING_NAMES})
 
-    def distinct(self) -> tuple[IntArray | None, StepSettings]:
+    def distinct(self) -> "tuple[IntArray | None, StepSettings]":
         """Index of each step's setting (None if all steps share one), and the distinct settings."""
         columns = vars(self)
         index: IntArray | None = None
@@ -216,7 +208,7 @@ class StepSettings:
             step[index] = np.arange(len(index))  # one that has this setting
         return index, StepSettings(**{name: column[step] for name, column in columns.items()})
 
-    def steady_between(self, recorded_steps: IntArray) -> StepSettings:
+    def steady_between(self, recorded_steps: IntArray) -> "StepSettings":
         """The same with one max_grad_norm from record to record: the smallest there and at both.
 
         What clipping leaves of a gradient, as a share of max_grad_norm, does not fall where
@@ -301,16 +293,13 @@ class RecordingPolicy:
         _check_gap("longest", self.longest, (EPOCH,))
         if self.growth == 1:
             raise refused("refusal.policy", "longest", policy=self)
-        gap: int | str | None = epochs_of(self.every)
-        limit: int | str | None = epochs_of(self.longest)
-        if gap is None and limit is None:
-            gap, limit = self.every, self.longest
         # Steps and epochs can only be compared in a run.
-        if isinstance(gap, int) and isinstance(limit, int) and limit < gap:
-            raise refused("refusal.policy", "short", policy=self)
+        for gap, limit in ((self.every, self.longest), map(epochs_of, (self.every, self.longest))):
+            if isinstance(gap, int) and isinstance(limit, int) and limit < gap:
+                raise refused("refusal.policy", "short", policy=self)
 
     @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
+    def from_header(cls, header: Mapping[str, Any]) -> "RecordingPolicy":
         """The policy in the header of a log."""
         names = {_IN_LOGS.get(one.name, one.name): one.name for one in fields(cls)}
         try:
@@ -322,7 +311,7 @@ class RecordingPolicy:
         """The fields, under the names that they have in logs."""
         return {_IN_LOGS.get(name, name): value for name, value in asdict(self).items()}
 
-    def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
+    def in_steps(self, steps_per_epoch: int) -> "RecordingPolicy":
         """The same policy with epochs as numbers of steps; the first gap is at most the longest.
 
         >>> DEFAULT_POLICY.in_steps(34).longest

@@ -3,8 +3,6 @@
 Records are read in blocks of examples, so that a log may be larger than memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -121,7 +119,7 @@ class NormLog:
         most_participations: int | None = None,
         max_batch_size: int | None = None,
         clipping_norm_epsilon: float = 0.0,
-    ) -> NormLog:
+    ) -> "NormLog":
         """Make a log of norms in memory; InputError for NaN, wrong shapes and ranges, repeated ids.
 
         norms are (n_records, n_examples) before clipping; infinity counts as clipped. The realised
@@ -147,16 +145,16 @@ class NormLog:
         coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
         if most_participations is not None:
             _checks.check_positive_int("most_participations", most_participations, minimum=0)
+        words: dict[str, Any] = {"sampler": sampler, "unit": unit, "neighbouring": neighbouring}
+        cap = fields.check_words(**words, max_batch_size=max_batch_size, n_examples=n)
         return cls(
             example_ids=ids,
             recorded_steps=steps,
             settings=given,
             levels=levels,
-            sampler=sampler,
-            unit=unit,
-            neighbouring=neighbouring,
+            **words,
             records=Records.of(coded),
-            truncation=fields.check_words(sampler, unit, neighbouring, max_batch_size, n),
+            truncation=cap,
             unit_ids=fields.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
@@ -169,7 +167,7 @@ class NormLog:
         )
 
     @classmethod
-    def open(cls, path: str | Path, *, unreadable: str = "refuse") -> NormLog:
+    def open(cls, path: str | Path, *, unreadable: str = "refuse") -> "NormLog":
         """Open the log that a Recorder wrote in a run directory, checking every hash.
 
         Files in object storage, and parts of long records, are hashed when they are read.
@@ -216,11 +214,11 @@ class NormLog:
 
     # --- other logs that the same run could have left; for more see `coarser` and so on below
 
-    def only(self, index: Any) -> NormLog:
+    def only(self, index: Any) -> "NormLog":
         """The log with some of its records, by mask, indices or slice."""
         return replace(self, recorded_steps=self.recorded_steps[index], records=self.records[index])
 
-    def thin(self, every: int) -> NormLog:
+    def thin(self, every: int) -> "NormLog":
         """The log that recording only at steps 0, every, 2 * every, ... would have left.
 
         Steps without a record of their own are skipped, never replaced by a neighbour. If a record
@@ -242,13 +240,13 @@ class NormLog:
             filtered=None if self.individually_clipped and not same else self.filtered,
         )
 
-    def part(self, start: int, stop: int) -> NormLog:
+    def part(self, start: int, stop: int) -> "NormLog":
         """The log of the examples at positions start to stop, in memory."""
         norms = self.batch_norms
         entries = None if norms is None else norms.read(start, stop)
         return self._of_some(slice(start, stop), self.read(start, stop), entries)
 
-    def take(self, positions: ArrayLike) -> NormLog:
+    def take(self, positions: ArrayLike) -> "NormLog":
         """The log of the examples at these positions only, in memory."""
         index = np.asarray(positions, dtype=np.int64)
         rows: NDArray[Any] = np.empty((self.n_records, len(index)), self.levels.dtype)
@@ -264,7 +262,7 @@ class NormLog:
                 entries.append(replace(some, position=here[some.position].astype(np.int32)))
         return self._of_some(index, rows, BatchNormEntries.joined(entries) if entries else None)
 
-    def reference_examples(self) -> NormLog | None:
+    def reference_examples(self) -> "NormLog | None":
         """The log of the reference examples, with a record at every step; None without any."""
         if self.reference_positions is None or self.reference_records is None:
             return None
@@ -278,7 +276,7 @@ class NormLog:
 
     def _of_some(
         self, chosen: IntArray | slice, rows: NDArray[np.generic], entries: BatchNormEntries | None
-    ) -> NormLog:
+    ) -> "NormLog":
         """The log of some examples, with their records and batch norms."""
         norms, filtered = self.batch_norms, self.filtered
         if norms is not None and entries is not None:
@@ -378,10 +376,7 @@ def _recoded(
 ) -> NDArray[np.generic]:
     """Some rows of records as codes of other levels; see `recoded`."""
     found: NDArray[Any] = records[rows].read(start, stop)
-    if codes is None:
-        return _coded(found.astype(np.float64), max_grad_norms[rows], levels)
-    kept: stored.Codes = codes[found.astype(np.int64)]
-    return kept
+    return levels.encode(found, max_grad_norms[rows, None]) if codes is None else codes[found]
 
 
 class OpenedRun(LogState):
@@ -393,7 +388,8 @@ class OpenedRun(LogState):
         header, lines, steps = self.header, self.lines, self.total_steps
         journal_state.check_readable(self)
         ids, units, reference = journal_state.read_ids(self)
-        words = (self.sampler, header["unit"], header["neighbouring"])
+        words = {"sampler": self.sampler, **{of: header[of] for of in ("unit", "neighbouring")}}
+        cap = header["run"].get("max_batch_size")
         # A crash can leave a record whose step was not logged.
         used = {one["step"]: one for one in lines["record"] if one["step"] < steps}
         rows = [journal_state.record_of(self, line) for line in used.values()]
@@ -414,9 +410,7 @@ class OpenedRun(LogState):
             recorded_steps=recorded,
             settings=settings,
             levels=self.levels,
-            sampler=words[0],
-            unit=words[1],
-            neighbouring=words[2],
+            **words,
             records=Records.stored([(files, "norm") for files in rows], self.levels),
             unit_ids=fields.check_unit_ids(units, len(ids), header["unit"]),
             individually_clipped=header["individually_clipped"],
@@ -430,9 +424,7 @@ class OpenedRun(LogState):
             filtered=_filtered(self, checks),
             most_participations=self.most_participations,
             known_caveats=evidence.caveats_of(self, checks, participation_known=True),
-            truncation=fields.check_words(
-                *words, header["run"].get("max_batch_size"), header["n_examples"]
-            ),
+            truncation=fields.check_words(**words, max_batch_size=cap, n_examples=len(ids)),
             clipping_norm_epsilon=self.clipping_norm_epsilon,
         )
 

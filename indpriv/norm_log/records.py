@@ -14,8 +14,6 @@ then by step, in small row groups: a reader of some examples, of however many, r
 entry takes about two bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -153,19 +151,19 @@ class Records:
     source: Callable[[IntArray, int, int], NDArray[np.generic]]
 
     @classmethod
-    def of(cls, norms: NDArray[np.generic]) -> Records:
+    def of(cls, norms: NDArray[np.generic]) -> "Records":
         """Records (n_records, n_examples) in memory."""
         return cls(np.arange(len(norms)), partial(_read_rows, norms))
 
     @classmethod
-    def stored(cls, records: Sequence[StoredRecord], levels: Levels) -> Records:
+    def stored(cls, records: Sequence[StoredRecord], levels: Levels) -> "Records":
         """Records in Parquet files; reads only the row groups that a block of examples needs."""
         return cls(np.arange(len(records)), partial(_read_files, records, levels))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: Any) -> Records:
+    def __getitem__(self, index: Any) -> "Records":
         """Some of the records, by mask, indices or slice."""
         return replace(self, rows=self.rows[index])
 
@@ -236,16 +234,16 @@ class BatchNormEntries:
     def __len__(self) -> int:
         return len(self.step)
 
-    def select(self, chosen: NDArray[Any] | slice) -> BatchNormEntries:
+    def select(self, chosen: NDArray[Any] | slice) -> "BatchNormEntries":
         """Some of the entries, by mask, index or slice."""
         return BatchNormEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
 
-    def ordered(self) -> BatchNormEntries:
+    def ordered(self) -> "BatchNormEntries":
         """The same by position and then by step."""
         return self.select(np.lexsort((self.step, self.position)))
 
     @classmethod
-    def joined(cls, parts: Sequence[BatchNormEntries]) -> BatchNormEntries:
+    def joined(cls, parts: "Sequence[BatchNormEntries]") -> "BatchNormEntries":
         """Entries of one part or more with ascending steps, by position."""
         if len(parts) == 1:
             return parts[0]
@@ -256,7 +254,7 @@ class BatchNormEntries:
         small = position.astype(np.uint16) if position.max(initial=0) < 1 << 16 else position
         return every.select(np.argsort(small, kind="stable"))
 
-    def block(self, start: int, stop: int) -> BatchNormEntries:
+    def block(self, start: int, stop: int) -> "BatchNormEntries":
         """Entries of the examples at positions start to stop, which are then counted from start."""
         bounds = np.array([start, stop], self.position.dtype)  # another type would copy positions
         first, last = np.searchsorted(self.position, bounds)
@@ -265,7 +263,7 @@ class BatchNormEntries:
             return entries
         return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 
-    def take(self, positions: IntArray, n_examples: int) -> BatchNormEntries:
+    def take(self, positions: IntArray, n_examples: int) -> "BatchNormEntries":
         """Entries of the examples at some of the n_examples positions, renumbered."""
         starts = np.searchsorted(self.position, np.arange(n_examples + 1))
         lengths = np.diff(starts)[positions]

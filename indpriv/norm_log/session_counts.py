@@ -4,8 +4,6 @@ The journal holds them as JSON; the keys are the fields' names. A session that w
 all counts, a replay of checkpoints none, and norms from another trainer at most those of draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -51,7 +49,7 @@ class DrawCounts(_Counts):
         expected: float,
         variance: float,
         **further: Any,
-    ) -> DrawCounts:
+    ) -> "DrawCounts":
         """Of participations (n_examples,); expected and variance are those of one example."""
         return cls(
             draws=draws,
@@ -221,7 +219,7 @@ class SessionCounts(_Counts):
         return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> SessionCounts:
+    def from_json(cls, content: Mapping[str, Any]) -> "SessionCounts":
         """Read what `to_json` wrote; EvidenceError for counts of another kind, or too few."""
         where = "the counts of a session in the journal"
         parts: dict[str, type[_Counts]] = {"draws": DrawCounts, "training": TrainingCounts}

@@ -7,8 +7,6 @@ max_grad_norm the step ran at (a scheduler may change it in between). At each st
 realised settings are read; at the end the final model's losses are taken.
 """
 
-from __future__ import annotations
-
 import platform
 import secrets
 import time
@@ -247,7 +245,7 @@ class Recorder:
     @contextmanager
     def attach(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
-    ) -> Iterator[Recorder]:
+    ) -> "Iterator[Recorder]":
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
         If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same

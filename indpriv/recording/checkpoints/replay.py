@@ -9,8 +9,6 @@ data. A signature says whose log it is, this whether it is of the training that 
 checkpoints. It does not see how batches were drawn, or steps without a checkpoint or norms.
 """
 
-from __future__ import annotations
-
 import importlib
 import secrets
 import sys
@@ -285,7 +283,7 @@ def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
 
 def _write_log(
     run_dir: Path,
-    made: CheckpointPass,
+    made: "CheckpointPass",
     models: Sequence[SavedModel],
     settings: RunSettings,
     header: LogHeader,
@@ -335,7 +333,7 @@ def _write_log(
 
 
 def _already_done(
-    run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: CheckpointPass
+    run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: "CheckpointPass"
 ) -> tuple[int, int]:
     """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
 
