@@ -216,13 +216,13 @@ def _compared(
         if run_id in first:
             raise _facts.refused("refusal.audits", "same_run", path=path, first=first[run_id])
         first[run_id] = path
-        for one in run.state.sessions:
+        for one in run.sessions:
             counts = one.training or one.rounds
             took_part = counts.took_part if counts and one.sampler == "poisson" else None
             if took_part and (same := drawn.setdefault(took_part, path)) != path:
                 repeated = _facts.text("sentence.composition", "drawn", one=same, other=path)
         if np.array_equal(log.example_ids, np.arange(log.n_examples)):
-            for line in run.state.lines["record"][:1]:
+            for line in run.lines["record"][:1]:
                 labels.setdefault(f"{log.n_examples} {line['targets_fingerprint']}", path)
     if len(labels) > 1:
         pair = dict(zip(("one", "other"), labels.values(), strict=False))
