@@ -267,7 +267,7 @@ class NormPass:
         with kept_random_state():  # with the generators that were found
             model_checks.check_each_alone(self._model, batch)
             self._check = AutogradCheck(self._model, batch)
-            self._in_float64 = partial(self._made_in_float64, batch, backend)
+            self._in_float64 = partial(self._made_in_float64, batch)
             self.fallback = self._choose(batch, BACKENDS if backend == "auto" else (backend,))
             self.batch_size = examples_at_once(self._bytes_of_one(batch), batch.device)
             self._check_many(batch)
@@ -295,10 +295,8 @@ class NormPass:
                 reasons[name] = f"{type(error).__name__}: {error}"
             if not reasons[name]:
                 return next(iter(reasons.values()))
-        if exact := self._in_float64():
-            self.backend, makes = exact.backend, dict(ways[::-1])
-            self._norms = makes[exact.backend](self._model)
-            return exact.fallback
+        if self._in_float64():  # of functorch, unless asked otherwise: it squares real gradients
+            return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]
         raise InputError(
             (model_checks.hindrance(self._model.module, few) if len(reasons) > 1 else "")
@@ -325,7 +323,7 @@ class NormPass:
         if difference and not self._in_float64():
             raise InputError(difference)
 
-    def _made_in_float64(self, batch: Batch, backend: str) -> "NormPass | None":
+    def _made_in_float64(self, batch: Batch) -> "NormPass | None":
         """The same pass in float64; None if it is refused, or if training is not in float32.
 
         Rounding varies with the size of a batch, and where it opens or closes a ReLU near 0, norms
@@ -335,7 +333,7 @@ class NormPass:
             if self._model.compute_dtype is torch.float32:
                 made, fed = self._model.shadow().double(), batch.in_float64
                 of_batch = self._model.loss_fn, fed.inputs, fed.targets
-                return NormPass(made, *of_batch, backend=backend)
+                return NormPass(made, *of_batch, backend=self.backend)
         return None
 
     def _bytes_of_one(self, batch: Batch) -> int:

@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
-    Dataset,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -65,32 +64,26 @@ def batches_of_the_generator_that_suits(s):
 
 @broken("batch", "hooks ghost functorch", expect="unsupported")
 def inputs_smoothed_between_epochs(s):
-    s.make(blobs(), clip=0.1)
-    x = s.data.tensors[0]
-    with s.recorded():
-        for _ in range(3):
-            for inputs, y in s.loader:
-                s.step(inputs, y)
-            x.copy_(x[torch.cdist(x, x).topk(9, largest=False).indices].mean(1))
+    def smooth(s, epoch):
+        x = s.data.tensors[0]
+        x.copy_(x[torch.cdist(x, x).topk(9, largest=False).indices].mean(1) if epoch else x)
+
+    s.train(clip=0.1, epochs=4, epoch=smooth)
 
 
 @broken("batch contribution", "hooks ghost", rare=True)
 def loader_of_another_run_inside_the_block(s):
     s.make(clip=0.02)
     other = DataLoader(other_blobs(), batch_size=32, shuffle=True)
-    with s.recorded():
-        for _ in range(2):
-            for (x, y), _ in zip(other, s.loader, strict=False):
-                s.step(x, y)
+    both = (pair for _ in range(2) for pair in zip(other, s.loader, strict=False))
+    s.go(batches=lambda: (batch for batch, _ in both))
 
 
 @broken("batch contribution", "hooks ghost", rare=True)
 def test_rows_added_to_the_batch(s):
     s.make()
     test = normal(8, 6, seed=7)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(torch.cat([x, test]), torch.cat([y, torch.zeros(8).long()]))
+    s.go(rows=lambda x, y: (torch.cat([x, test]), torch.cat([y, torch.zeros(8).long()])))
 
 
 @broken("batch contribution", "hooks ghost functorch ew")
@@ -105,46 +98,29 @@ def other_rows_than_those_drawn(s):
 @broken("batch contribution", "hooks ghost", rare=True)
 def the_same_batch_in_every_step(s):
     s.make()
-    with s.recorded():
-        first = next(iter(s.loader))
-        for _ in s.batches():
-            s.step(*first)
+    first = []
+    s.go(rows=lambda x, y: first.append((x, y)) or first[0])
 
 
 @broken("batch contribution", "hooks ghost")
 def one_epochs_batches_used_twice(s):
-    s.make()
-    with s.recorded():
-        batches = list(s.loader)
-        for _ in range(2):
-            for x, y in batches:
-                s.step(x, y)
+    s.make().go(batches=lambda: 2 * list(s.loader))
 
 
 @broken("batch contribution", "hooks ghost", participation="known", rare=True)
 def shuffled_batches_used_twice(s):
     s.make(blobs(416), poisson=False, noise=3.0)
-    with s.recorded(batch_norms=True):
-        batches = list(s.loader)
-        for _ in range(2):
-            for x, y in batches:
-                s.step(x, y)
+    s.go(batches=lambda: 2 * list(s.loader), batch_norms=True)
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported")
 def a_row_twice_in_the_batch(s):
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]))
+    s.make().go(rows=lambda x, y: (torch.cat([x, x[:1]]), torch.cat([y, y[:1]])))
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def first_half_of_the_batch_only(s):
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x[: len(x) // 2], y[: len(x) // 2])
+    s.make().go(rows=lambda x, y: (x[: len(x) // 2], y[: len(x) // 2]))
 
 
 @broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
@@ -187,11 +163,8 @@ def batches_left_out_after_backward(s):
 
 @broken("batch contribution", "hooks ghost", expect="unsupported")
 def better_of_two_batches(s):
-    s.make()
-    with s.recorded():
-        batches = s.batches()
-        for pair in zip(batches, batches, strict=False):
-            s.step(*max(pair, key=lambda batch: s.loss_of(*batch)))
+    batches = s.make().batches()
+    s.go(batches=lambda: (worst(s, pair) for pair in zip(batches, batches, strict=False)))
 
 
 def worst(s, batches):
@@ -200,11 +173,8 @@ def worst(s, batches):
 
 @broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def worst_of_ten_batches(s):
-    s.make()
-    with s.recorded():
-        batches = s.batches(20)
-        for _ in range(20):
-            s.step(*worst(s, [next(batches) for _ in range(10)]))
+    batches = s.make().batches(20)
+    s.go(batches=lambda: (worst(s, [next(batches) for _ in range(10)]) for _ in range(20)))
 
 
 @broken("batch contribution", "hooks ghost")
@@ -283,11 +253,8 @@ def epochs_left_out_where_the_first_batch_is_well_known(s):
 
 @broken("batch contribution", "hooks ghost", rare=True)
 def batches_of_before_attaching(s):
-    s.make()
-    batches = list(s.loader)
-    with s.recorded():
-        for x, y in batches:
-            s.step(x, y)
+    batches = list(s.make().loader)
+    s.go(batches=lambda: batches)
 
 
 @broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
@@ -305,10 +272,7 @@ def batches_left_out_of_an_iterator_made_before_attaching(s):
 def empty_batches_left_out(s):
     s.make(blobs(102), batch=4)
     s.loader.batch_sampler.sample_rate = 1 / 102
-    with s.recorded():
-        for x, y in s.batches():
-            if len(x):
-                s.step(x, y)
+    s.go(batches=lambda: (batch for batch in s.batches() if len(batch[0])))
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported")
@@ -349,11 +313,9 @@ def accumulation_by_hand(s):
 
 @broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
 def two_batches_joined(s):
-    s.make()
-    with s.recorded():
-        batches = s.batches(4)
-        for (x, y), (u, v) in zip(batches, batches, strict=False):
-            s.step(torch.cat([x, u]), torch.cat([y, v]))
+    batches = s.make().batches(4)
+    pairs = zip(batches, batches, strict=False)
+    s.go(batches=lambda: (map(torch.cat, zip(*pair, strict=True)) for pair in pairs))
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported")
@@ -377,9 +339,7 @@ blobs_of = blobs().tensors
 def sampler_of_a_subclass(s):
     s.make()
     s.loader.batch_sampler.__class__ = Choosy
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
@@ -405,12 +365,7 @@ def in_the_order_of_the_data_set(s):
 
 @broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def seeded_batches_in_every_epoch_alike(s):
-    s.make()
-    with s.recorded():
-        for _ in range(2):
-            s.loader.batch_sampler.generator.manual_seed(3)
-            for x, y in s.loader:
-                s.step(x, y)
+    s.train(epoch=lambda s, epoch: s.loader.batch_sampler.generator.manual_seed(3))
 
 
 def changed(change):
@@ -449,21 +404,6 @@ def collate_takes_means_of_labels(s):
     collated(s, smooth, loss=loss)
 
 
-class Centring(Dataset):
-    """Subtracts the mean of all items that were read so far."""
-
-    def __init__(self):
-        self.x, self.y = blobs().tensors
-        self.total, self.count = torch.zeros(6), 0
-
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, i):
-        self.total, self.count = self.total + self.x[i], self.count + 1
-        return self.x[i] - self.total / self.count, self.y[i]
-
-
 @broken("contribution batch", "hooks ghost")
 def collate_scales_the_shortest_a_little(s):
     """All are clipped, so that norms do not tell; the shortest has a small gradient."""
@@ -481,30 +421,25 @@ def collate_scales_the_shortest_a_little(s):
 
 @broken("batch contribution start", "hooks ghost", expect="unsupported")
 def data_set_with_a_running_mean(s):
-    s.train(Centring())
+    """It subtracts the mean of all items that were read so far."""
+    (x, y), total, read = blobs().tensors, torch.zeros(6), []
 
+    def item(i):
+        read.append(total.add_(x[i]))
+        return x[i] - total / len(read), y[i]
 
-class Relabelled(Dataset):
-    """Labels that the loop writes."""
-
-    def __init__(self):
-        self.x, self.y = blobs().tensors
-
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
+    s.train(Items(item))
 
 
 @broken("batch contribution start", "hooks ghost", expect="unsupported", rare=True)
 def labels_corrected_by_the_loop(s):
-    s.make(Relabelled())
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            with torch.no_grad():
-                s.data.y = s.plain(s.data.x).argmax(1) if s.steps == 13 else s.data.y
+    inputs, labels = blobs().tensors
+
+    @torch.no_grad()
+    def correct(s, x, y):
+        labels[:] = s.plain(inputs).argmax(1) if s.steps == 13 else labels
+
+    s.train(Items(lambda i: (inputs[i], labels[i])), after=correct)
 
 
 def hardest_rows_blanked(s, x):
@@ -526,10 +461,9 @@ def five_hardest_rows_of_a_tensor_data_set_blanked(s):
 
 @broken("batch", "hooks ghost", expect="unsupported")
 def five_hardest_rows_of_a_subset_blanked(s):
-    whole = Relabelled()
-    s.make(Subset(whole, range(400)))
-    s.y = whole.y
-    hardest_rows_blanked(s, whole.x)
+    x, s.y = blobs().tensors
+    s.make(Subset(Items(lambda i: (x[i], s.y[i])), range(400)))
+    hardest_rows_blanked(s, x)
 
 
 @broken("batch contribution", "hooks ghost", expect="unsupported")
@@ -561,36 +495,27 @@ def unpack_that_normalises_by_the_batch(s):
         return ((x - x.mean(0)) / (x.std(0) + 1e-6),), y
 
     s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
-    with s.recorded(unpack=unpack):
-        for batch in s.batches():
-            (x,), y = unpack(batch)
-            s.step(x, y)
+    unpacked = ((x, y) for (x,), y in map(unpack, s.batches()))
+    s.go(batches=lambda: unpacked, unpack=unpack)
 
 
 @broken("batch contribution", "hooks ghost")
 def unpack_that_is_not_what_the_loop_does(s):
     s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
-    with s.recorded(unpack=lambda batch: ((batch[0],), batch[1])):
-        for x, y, _ in s.batches():
-            s.step(x.flip(1), y)
+    flipped = ((x.flip(1), y) for x, y, _ in s.batches())
+    s.go(batches=lambda: flipped, unpack=lambda batch: ((batch[0],), batch[1]))
 
 
 @broken("batch contribution", "hooks", expect="refused")
 def recorder_told_the_whole_of_a_subset(s):
     whole = blobs(500)
-    s.make(Subset(whole, list(range(50, 450))))
-    with s.recorded(dataset=whole):
-        for x, y in s.batches():
-            s.step(x, y)
+    s.make(Subset(whole, list(range(50, 450)))).go(dataset=whole)
 
 
 @broken("batch contribution", "hooks ghost", rare=True)
 def recorder_told_the_rows_in_another_order(s):
     whole = blobs()
-    s.make(whole, clip=0.02)
-    with s.recorded(dataset=Subset(whole, list(range(399, -1, -1)))):
-        for x, y in s.batches():
-            s.step(x, y)
+    s.make(whole, clip=0.02).go(dataset=Subset(whole, list(range(399, -1, -1))))
 
 
 @broken("batch contribution", "hooks ghost", rare=True)
@@ -753,10 +678,7 @@ def unpack_that_mixes_all_rows_but_the_first(s):
         x, y = batch
         return torch.cat([x[:1], 0.5 * (x[1:] + x[:-1])]), y
 
-    s.make(clip=0.01)
-    with s.recorded(unpack=unpack):
-        for batch in s.batches():
-            s.step(*unpack(batch))
+    s.make(clip=0.01).go(rows=lambda *batch: unpack(batch), unpack=unpack)
 
 
 @broken("contribution", "hooks ghost ew")
@@ -821,17 +743,12 @@ def features_ordered_beside_a_huge_one(s):
     ordered_beside(s, 1e25)
 
 
-class Pairs(Dataset):
+def pairs():
     """(input, label) of a list."""
-
-    def __init__(self):
-        self.rows = list(zip(*blobs().tensors, strict=True))
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return self.rows[i]
+    rows = list(zip(*blobs().tensors, strict=True))
+    data = Items(rows.__getitem__)
+    data.rows = rows
+    return data
 
 
 def changed_half_way(s, change, back=lambda s: None):
@@ -854,7 +771,7 @@ def hardest_rows_of_a_list_relabelled(s):
             x, y = s.data.rows[i]
             s.data.rows[i] = x, 1 - y
 
-    s.make(Pairs())
+    s.make(pairs())
     changed_half_way(s, relabel)
 
 
@@ -919,7 +836,7 @@ def resumed_with_cleaned_inputs(s):
 
 @broken("batch", "hooks ghost", expect="unsupported")
 def resumed_with_cleaned_inputs_of_a_list(s):
-    s.make(Pairs())
+    s.make(pairs())
     x, y = blobs().tensors
 
     @torch.no_grad()

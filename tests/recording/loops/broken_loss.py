@@ -22,13 +22,8 @@ WEIGHT = torch.tensor([0.2, 1.0])
 
 @broken("contribution", "hooks functorch ew")
 def class_weights_with_the_mean_of_torch(s):
-    criterion = nn.CrossEntropyLoss(weight=WEIGHT)
-    s.make()
-    with s.recorded(nn.CrossEntropyLoss(weight=WEIGHT, reduction="none")):
-        for x, y in s.batches():
-            s.optimizer.zero_grad()
-            criterion(s.model(x), y).backward()
-            s.optimizer.step()
+    each = nn.CrossEntropyLoss(weight=WEIGHT, reduction="none")
+    s.train(loss=each, trained=nn.CrossEntropyLoss(weight=WEIGHT))
 
 
 @broken("contribution", ALL, rare=True)
@@ -196,19 +191,17 @@ def covariance_penalty_over_the_batch(s):
     s.train(trained=trained)
 
 
+def contrast(out, y):
+    return ce(out @ out.T / 0.5, torch.arange(len(out)))
+
+
 @broken("contribution", "hooks ghost functorch")
 def other_rows_as_negatives(s):
-    def contrast(out, y):
-        return ce(out @ out.T / 0.5, torch.arange(len(out)))
-
     s.train(model=mlp_of(4), loss=contrast)
 
 
 @broken("contribution", "hooks ghost", rare=True)
 def other_rows_as_negatives_under_dropout(s):
-    def contrast(out, y):
-        return ce(out @ out.T / 0.5, torch.arange(len(out)))
-
     s.train(model=with_dropout(), loss=contrast)
 
 
@@ -255,17 +248,13 @@ def centres_of_classes_in_the_loss(s):
     def centred(out, y):
         return ce(out, y) + 0.1 * (out - centres[y]).square().sum(1)
 
+    @torch.no_grad()
     def move(s, x, y):
-        out = s.model(x).detach()
+        out = s.model(x)
         for c in (0, 1):
             centres[c] += 0.5 * (out[y == c].mean(0).nan_to_num() - centres[c])
 
-    s.make()
-    with s.recorded(centred):
-        for x, y in s.batches():
-            s.step(x, y, centred)
-            with torch.no_grad():
-                move(s, x, y)
+    s.train(loss=centred, after=move)
 
 
 @broken("contribution", "hooks ghost", rare=True)
@@ -358,10 +347,7 @@ def label_of_the_majority(s):
 
 @broken("contribution batch", "hooks ghost", expect="unsupported", rare=True)
 def targets_replaced_by_the_majority(s):
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, torch.where(torch.rand(len(y)) < 0.2, y.mode().values, y))
+    s.make().go(rows=lambda x, y: (x, torch.where(torch.rand(len(y)) < 0.2, y.mode().values, y)))
 
 
 @broken("contribution", "hooks ghost", rare=True)
@@ -479,9 +465,7 @@ def clipped_sum_changed_before_the_noise(s):
 
     s.make()
     scale(s)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @broken("contribution", "hooks functorch", rare=True)
@@ -503,18 +487,13 @@ def mean_teacher_updated_from_the_batch(s):
     teacher = normal(6, 2)
 
     def trained(out, y):
-        return ce(out, y) + 0.1 * (out - holder[0] @ teacher).square().sum(1)
+        return ce(out, y) + 0.1 * (out - fed[-1] @ teacher).square().sum(1)
 
     def learn(s, x, y):
         teacher.add_(0.1 * x.T @ F.one_hot(y, 2).float() / max(1, len(x)))
 
-    holder = [None]
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            holder[0] = x
-            s.step(x, y, trained)
-            learn(s, x, y)
+    fed = []
+    s.train(trained=trained, before=lambda s, x, y: fed.append(x), after=learn)
 
 
 @broken("contribution", "hooks functorch")

@@ -258,7 +258,7 @@ def memory_outside_the_model(s):
     s.train(model=Hidden(last))
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
 def generator_seeded_by_the_batch(s):
     generator = torch.Generator()
 

@@ -54,9 +54,7 @@ def clipping_norm_of_the_model_alone(s):
     """Ghost mode clips at the model's norm and adds noise for the optimizer's."""
     s.make()
     s.model.max_grad_norm = 5.0
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @broken("settings noise", "hooks ghost functorch ew", expect="unsupported")
@@ -144,10 +142,7 @@ def rate_by_the_loss_in_a_scheduler_of_torch(s):
 def rate_by_the_training_loss_on_a_plateau(s):
     s.make()
     law = rates.ReduceLROnPlateau(s.optimizer, patience=0)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            law.step(s.loss_of(x, y))
+    s.go(after=lambda s, x, y: law.step(s.loss_of(x, y)))
 
 
 @broken("settings", "hooks ghost", expect="unsupported", rare=True)
@@ -266,10 +261,7 @@ def milestones_added_by_the_loss(s):
 def by_a_quantile(s, change):
     s.make()
     s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5, count_noise=5.0)
-    with s.recorded():
-        for x, y in s.batches():
-            change(s.optimizer, s.loss_of(*s.data.tensors))
-            s.step(x, y)
+    s.go(before=lambda *_: change(s.optimizer, s.loss_of(*s.data.tensors)))
 
 
 @broken("settings", "hooks", expect="unsupported")
@@ -312,17 +304,15 @@ def dropout_by_the_loss_when_resumed(s):
 
 @broken("contribution settings", "hooks ghost", expect="unsupported")
 def dropout_switched_off_where_the_loss_is_small(s):
-    s.make(model=with_dropout(0.5))
-    with s.recorded():
-        for x, y in s.batches(5):
-            s.model._module[2].train(s.steps < 3 or s.loss_of(x, y) > 0.8)
-            s.step(x, y)
+    def switch(s, x, y):
+        s.model._module[2].train(s.steps < 3 or s.loss_of(x, y) > 0.8)
+
+    s.train(model=with_dropout(0.5), epochs=5, before=switch)
 
 
 @broken("batch", "hooks ghost", expect="unsupported")
 def seed_of_dropout_by_the_labels(s):
-    s.make(model=with_dropout(0.5))
-    with s.recorded():
-        for x, y in s.batches():
-            torch.manual_seed(10**12 + int(y.sum()))
-            s.step(x, y)
+    def seed(s, x, y):
+        torch.manual_seed(10**12 + int(y.sum()))
+
+    s.train(model=with_dropout(0.5), before=seed)

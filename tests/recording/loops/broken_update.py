@@ -20,44 +20,29 @@ def plain_update(s, x, y, rate=0.1):
         p.data -= rate * g
 
 
-def trained_each_step(s, after, **options):
-    s.make(**options)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            after(s, x, y)
+def plain_updates(s):
+    for _ in range(20):
+        plain_update(s, *s.data.tensors)
 
 
 @broken("update", ALL, expect="unsupported")
 def plain_updates_in_between(s):
-    s.make()
-    with s.recorded():
-        for epoch in range(2):
-            for x, y in s.loader:
-                s.step(x, y)
-            if epoch == 0:
-                for _ in range(20):
-                    plain_update(s, *s.data.tensors)
+    s.train(epoch=lambda s, epoch: epoch and plain_updates(s))
 
 
 @broken("update", "hooks ghost functorch ew", expect="unsupported")
 def plain_updates_after_the_last_step(s):
-    s.train(end=lambda s: [plain_update(s, *s.data.tensors) for _ in range(20)])
+    s.train(end=plain_updates)
 
 
 @broken("update", "hooks ghost functorch", expect="unsupported", rare=True)
 def plain_updates_before_the_first_step(s):
-    s.make()
-    with s.recorded():
-        for _ in range(20):
-            plain_update(s, *s.data.tensors)
-        for x, y in s.batches():
-            s.step(x, y)
+    s.train(epoch=lambda s, epoch: epoch or plain_updates(s))
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
 def small_plain_update_after_each_step(s):
-    trained_each_step(s, lambda s, x, y: plain_update(s, x, y, 1e-3))
+    s.train(after=lambda s, x, y: plain_update(s, x, y, 1e-3))
 
 
 @broken("update", "hooks ghost", expect="unsupported")
@@ -111,7 +96,7 @@ def momentum_written_by_the_loop(s):
         for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
             s.inner.state[p]["momentum_buffer"].add_(g)
 
-    trained_each_step(s, write, opt=momentum)
+    s.train(after=write, opt=momentum)
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
@@ -122,7 +107,7 @@ def second_moment_written_by_the_loop(s):
         for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
             s.inner.state[p]["exp_avg_sq"].copy_(g.square())
 
-    trained_each_step(s, write, opt=adam)
+    s.train(after=write, opt=adam)
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
@@ -155,7 +140,7 @@ def bias_set_by_the_labels_of_the_batch(s):
     def write(s, x, y):
         s.model._module[2].bias.data[1] = y.float().mean()
 
-    trained_each_step(s, write)
+    s.train(after=write)
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
@@ -173,7 +158,7 @@ def prototypes_in_a_buffer(s):
             if (y == c).any():
                 s.model._module.kept[c] = x[y == c].mean(0)
 
-    trained_each_step(s, write, model=Kept(lambda net, x, outputs: outputs))
+    s.train(after=write, model=Kept(lambda net, x, outputs: outputs))
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
@@ -203,7 +188,7 @@ def frozen_layer_trained_by_the_loop(s):
     def write(s, x, y):
         s.model._module[0].weight.data += 0.01 * x.mean(0)
 
-    trained_each_step(s, write, model=model, opt=trainable)
+    s.train(after=write, model=model, opt=trainable)
 
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
@@ -375,7 +360,7 @@ def means_kept_in_a_buffer_between_micro_batches(s):
 @broken("update", "hooks ghost", expect="unsupported")
 def plain_updates_between_two_sessions(s):
     s.make()
-    s.resumed(lambda: [plain_update(s, *s.data.tensors) for _ in range(20)])
+    s.resumed(lambda: plain_updates(s))
 
 
 @broken("update", "hooks", expect="unsupported")
@@ -387,9 +372,7 @@ def resumed_with_the_weights_of_a_later_step(s):
             s.step(x, y)
             if number == 5:
                 saved = recorder.state_dict()
-    with s.recorded(resume_at=saved):
-        for x, y in s.batches(1):
-            s.step(x, y)
+    s.go(resume_at=saved, epochs=1)
 
 
 @broken("update", "hooks", expect="unsupported")

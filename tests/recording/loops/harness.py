@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+def _nothing(*_: Any) -> None:
+    """What comes in between, if nothing does."""
+
+
 @dataclass
 class Scene:
     """One run of a loop, in one of Opacus's ways to compute gradients."""
@@ -241,9 +246,15 @@ class Scene:
         with recorder.attach(self.model, self.optimizer, self.loader):
             yield recorder
 
-    def batches(self, epochs: int = 2, micro: int | None = None) -> Iterator[Any]:
-        """Batches of so many epochs, in parts of at most `micro` examples."""
-        for _ in range(epochs):
+    def batches(
+        self,
+        epochs: int = 2,
+        micro: int | None = None,
+        each: Callable[[Scene, int], Any] = _nothing,
+    ) -> Iterator[Any]:
+        """Batches of so many epochs, in parts of at most `micro` examples; `each` begins an epoch."""
+        for epoch in range(epochs):
+            each(self, epoch)
             if micro is None:
                 yield from self.loader
                 continue
@@ -273,26 +284,40 @@ class Scene:
         data: Any = None,
         model: nn.Module | None = None,
         *,
+        recorder: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """The ordinary loop, with options of `go`, of `make` and of the recorder."""
+        mine = {name: options.pop(name) for name in list(options) if name in _OF_LOOPS}
+        self.make(data, model, **options).go(**mine, **(recorder or {}))
+
+    def go(
+        self,
         loss: Any = ce,
+        *,
         trained: Any = None,
         inputs: Callable[[Any], Any] = lambda x: x,
+        rows: Callable[[Any, Any], Any] = lambda x, y: (x, y),
+        before: Callable[[Scene, Any, Any], Any] = _nothing,
         between: Callable[[Scene, Any, Any], Any] | None = None,
-        after: Callable[[Scene, Any, Any], Any] | None = None,
-        end: Callable[[Scene], Any] | None = None,
+        after: Callable[[Scene, Any, Any], Any] = _nothing,
+        end: Callable[[Scene], Any] = _nothing,
+        epoch: Callable[[Scene, int], Any] = _nothing,
         epochs: int = 2,
         micro: int | None = None,
-        recorder: dict[str, Any] | None = None,
-        **made: Any,
+        batches: Callable[[], Any] | None = None,
+        **recorder: Any,
     ) -> None:
-        """The ordinary loop, with `between` backward and update, `after` the update, and at the `end`."""
-        self.make(data, model, **made)
-        with self.recorded(loss, **(recorder or {})):
-            for x, y in self.batches(epochs, micro):
-                self.step(inputs(x), y, trained or loss, between=between)
-                if after:
-                    after(self, x, y)
-            if end:
-                end(self)
+        """Record and train: `before` a step, `between` backward and update, `after` it, at the `end`.
+
+        `inputs` or `rows` change the batches of the loader, or `batches` makes others in the block.
+        """
+        with self.recorded(loss, **recorder):
+            for x, y in batches() if batches else self.batches(epochs, micro, epoch):
+                before(self, x, y)
+                self.step(*rows(inputs(x), y), trained or loss, between=between)
+                after(self, x, y)
+            end(self)
 
     def resumed(self, change: Callable[[], Any] = lambda: None, **options: Any) -> None:
         """Two epochs, each in a session of its own, with a change in between."""
@@ -320,6 +345,9 @@ class Scene:
             name.removeprefix("_module."): p.detach() for name, p in self.model.named_parameters()
         }
         return float(ce(functional_call(self.plain, held, (x,)), y).mean())
+
+
+_OF_LOOPS = set(signature(Scene.go).parameters) - {"self", "recorder"}
 
 
 def run(loop: Loop, mode: str, run_dir: Path) -> Judged | Exception:

@@ -48,12 +48,7 @@ def seeds_for_initialisation_only(s):
 
 @sound("hooks ghost functorch", rare=True)
 def seed_set_again_each_epoch_with_private_noise(s):
-    s.make(model=with_dropout())
-    with s.recorded():
-        for _ in range(2):
-            torch.manual_seed(0)
-            for x, y in s.loader:
-                s.step(x, y)
+    s.train(model=with_dropout(), epoch=lambda s, epoch: torch.manual_seed(0))
 
 
 @sound(ALL)
@@ -78,10 +73,7 @@ def micro_batches_some_empty(s):
 
 @sound("hooks ghost", rare=True)
 def all_epochs_loaded_first(s):
-    s.make()
-    with s.recorded():
-        for x, y in list(s.batches()):
-            s.step(x, y)
+    s.make().go(batches=lambda: list(s.batches()))
 
 
 @sound("hooks functorch")
@@ -98,11 +90,7 @@ def one_batch_ahead(s):
 
 @sound("hooks ew")
 def whole_epoch_loaded_first(s):
-    s.make()
-    with s.recorded():
-        for _ in range(2):
-            for x, y in list(s.loader):
-                s.step(x, y)
+    s.make().go(batches=lambda: (batch for _ in range(2) for batch in list(s.loader)))
 
 
 @sound("hooks ghost")
@@ -186,9 +174,8 @@ def two_inputs_by_unpack(s):
 @sound("hooks ghost", rare=True)
 def batches_with_an_index_by_unpack(s):
     s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
-    with s.recorded(unpack=lambda batch: ((batch[0],), batch[1])):
-        for x, y, _ in s.batches():
-            s.step(x, y)
+    without = ((x, y) for x, y, _ in s.batches())
+    s.go(batches=lambda: without, unpack=lambda batch: ((batch[0],), batch[1]))
 
 
 @sound("hooks functorch", rare=True)
@@ -206,9 +193,8 @@ def autoencoder_without_targets_by_unpack(s):
 
     model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 6))
     s.make(TensorDataset(normal(400, 6)), model)
-    with s.recorded(loss, unpack=lambda batch: ((batch[0],), batch[0])):
-        for (x,) in s.batches():
-            s.step(x, x, loss)
+    twice = ((x, x) for (x,) in s.batches())
+    s.go(loss, batches=lambda: twice, unpack=lambda batch: ((batch[0],), batch[0]))
 
 
 Example = namedtuple("Example", "x y")
@@ -217,17 +203,15 @@ Example = namedtuple("Example", "x y")
 @sound("hooks ew", rare=True)
 def named_tuples_by_unpack(s):
     s.make(collate=lambda rows: Example(*default_collate(rows)))
-    with s.recorded(unpack=lambda batch: ((batch.x,), batch.y)):
-        for batch in s.batches():
-            s.step(batch.x, batch.y)
+    s.go(unpack=lambda batch: ((batch.x,), batch.y))
 
 
 @sound("hooks ghost functorch")
 def normalised_by_unpack(s):
-    s.make()
-    with s.recorded(unpack=lambda batch: (((batch[0] - 0.1) / 2,), batch[1])):
-        for x, y in s.batches():
-            s.step((x - 0.1) / 2, y)
+    s.make().go(
+        rows=lambda x, y: ((x - 0.1) / 2, y),
+        unpack=lambda batch: (((batch[0] - 0.1) / 2,), batch[1]),
+    )
 
 
 class Pixels(nn.Module):
@@ -248,10 +232,10 @@ def bytes_normalised_in_the_model(s):
 @sound("hooks ghost")
 def batches_moved_to_a_device_and_type(s):
     data = TensorDataset(blobs().tensors[0].double(), blobs().tensors[1])
-    s.make(data)
-    with s.recorded(unpack=lambda batch: ((batch[0].float(),), batch[1])):
-        for x, y in s.batches():
-            s.step(x.to("cpu", non_blocking=True).float(), y.to("cpu"))
+    s.make(data).go(
+        rows=lambda x, y: (x.to("cpu", non_blocking=True).float(), y.to("cpu")),
+        unpack=lambda batch: ((batch[0].float(),), batch[1]),
+    )
 
 
 @sound("hooks ghost functorch", rare=True)
@@ -296,31 +280,20 @@ def evaluated_on_the_loader(s, at_most=None):
 
 @sound("hooks ghost functorch")
 def loss_on_the_attached_loader_at_an_epochs_end(s):
-    s.make(model=with_dropout())
-    with s.recorded():
-        for _ in range(2):
-            for x, y in s.loader:
-                s.step(x, y)
-            evaluated_on_the_loader(s)
+    def evaluate(s, epoch):
+        return epoch and evaluated_on_the_loader(s)
+
+    s.train(model=with_dropout(), epoch=evaluate, end=evaluated_on_the_loader)
 
 
 @sound("hooks ghost", rare=True)
 def loss_on_the_attached_loader_before_training(s):
-    s.make()
-    with s.recorded():
-        evaluated_on_the_loader(s)
-        for x, y in s.batches():
-            s.step(x, y)
+    s.train(epoch=lambda s, epoch: epoch or evaluated_on_the_loader(s))
 
 
 @sound("hooks functorch", rare=True)
 def loss_on_the_attached_loader_in_two_workers(s):
-    s.make(workers=2)
-    with s.recorded():
-        for _ in range(2):
-            for x, y in s.loader:
-                s.step(x, y)
-            evaluated_on_the_loader(s, at_most=4)
+    s.train(workers=2, epoch=lambda s, epoch: epoch and evaluated_on_the_loader(s, at_most=4))
 
 
 @sound("hooks ghost")
@@ -341,9 +314,7 @@ def endless(s, batches):
 def iterator_made_before_attaching(s):
     s.make()
     batches = iter(s.loader)
-    with s.recorded():
-        for x, y in endless(s, batches):
-            s.step(x, y)
+    s.go(batches=lambda: endless(s, batches))
 
 
 @sound("hooks functorch", rare=True)
@@ -351,9 +322,7 @@ def iterator_made_and_read_before_attaching(s):
     s.make()
     batches = iter(s.loader)
     assert len(next(batches)) == 2
-    with s.recorded():
-        for x, y in endless(s, batches):
-            s.step(x, y)
+    s.go(batches=lambda: endless(s, batches))
 
 
 @sound("hooks functorch")
@@ -528,10 +497,7 @@ def moving_average(s):
 def moving_average_kept_apart(s):
     s.make()
     average = moving_average(s)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            average.update_parameters(s.model._module)
+    s.go(after=lambda s, x, y: average.update_parameters(s.model._module))
 
 
 @sound("hooks ghost")
@@ -577,9 +543,7 @@ def model_not_wrapped(s):
     net = mlp()
     s.make(model=net, wrap_model=False)
     s.model = net
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @sound("hooks ghost")

@@ -264,9 +264,7 @@ def frozen_body_in_evaluation_mode(s):
     s.make(model=nn.Sequential(body, nn.Linear(8, 2)), opt=trainable)
     s.model.train()
     s.model._module[0].eval()
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @sound("hooks ghost functorch")

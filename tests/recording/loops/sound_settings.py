@@ -67,10 +67,7 @@ for _name, _make in LAWS.items():
 def schedule_clip(s):
     s.make()
     law = schedulers.StepGradClip(s.optimizer, step_size=9, gamma=0.9)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            law.step()
+    s.go(after=lambda s, x, y: law.step())
 
 
 @sound("hooks ghost")
@@ -116,18 +113,14 @@ def clipped_per_layer(s):
 def clipped_at_a_quantile(s):
     s.make()
     s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5)
-    with s.recorded():
-        for x, y in s.batches(micro=20):
-            s.step(x, y)
+    s.go(micro=20)
 
 
 @sound("hooks")
 def clipped_by_coordinate(s):
     s.make()
     s.optimizer = AdaClip.of(s.optimizer)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
+    s.go()
 
 
 @sound("hooks functorch")
@@ -209,10 +202,7 @@ def rates_from_a_list_and_one_generator_for_all(s):
     s.make(noise_generator=generator)
     s.loader.batch_sampler.generator = generator
     scheduler = torch.optim.lr_scheduler.LambdaLR(s.inner, lambda epoch: rates[epoch])
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            scheduler.step()
+    s.go(after=lambda s, x, y: scheduler.step())
 
 
 @sound("hooks ghost", rare=True)

@@ -64,10 +64,7 @@ def momentum_by_hand(s):
 def rate_by_the_validation_loss(s):
     s.make()
     law = rates.ReduceLROnPlateau(s.optimizer, patience=0)
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            law.step(s.loss_of(normal(50, 6, seed=9), torch.arange(50) % 2))
+    s.go(after=lambda s, x, y: law.step(s.loss_of(normal(50, 6, seed=9), torch.arange(50) % 2)))
 
 
 @told("settings", "hooks")
@@ -90,10 +87,7 @@ def noise_on_inputs_in_the_loop(s):
 
 @told("start contribution batch", "hooks functorch", expect="unsupported")
 def labels_flipped_in_the_loop(s):
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, torch.where(torch.rand(len(y)) < 0.1, 1 - y, y))
+    s.make().go(rows=lambda x, y: (x, torch.where(torch.rand(len(y)) < 0.1, 1 - y, y)))
 
 
 @told("start contribution batch", "hooks functorch", expect="unsupported")
@@ -102,11 +96,10 @@ def several_copies_averaged_before_clipping(s):
         for p in s.model.parameters():
             p.grad_sample = p.grad_sample.view(2, -1, *p.shape).mean(0)
 
-    s.make()
-    with s.recorded():
-        for x, y in s.batches():
-            copies = torch.cat([x, x + 0.01 * torch.randn_like(x)])
-            s.step(copies, torch.cat([y, y]), between=average)
+    def twice(x, y):
+        return torch.cat([x, x + 0.01 * torch.randn_like(x)]), torch.cat([y, y])
+
+    s.train(rows=twice, between=average)
 
 
 @told("contribution", "hooks functorch")
@@ -124,25 +117,21 @@ def two_dropout_forwards_for_one_loss(s):
 @told("update", "hooks ghost")
 def moving_average_written_at_the_end(s):
     s.make()
-    average = [p.detach().clone() for p in s.model.parameters()]
-    with s.recorded():
-        for x, y in s.batches():
-            s.step(x, y)
-            for mean, p in zip(average, s.model.parameters(), strict=True):
-                mean.lerp_(p.detach(), 0.1)
-        for mean, p in zip(average, s.model.parameters(), strict=True):
-            p.data.copy_(mean)
+    both = [(p.detach().clone(), p.data) for p in s.model.parameters()]
+    s.go(
+        after=lambda *_: [mean.lerp_(p, 0.1) for mean, p in both],
+        end=lambda *_: [p.copy_(mean) for mean, p in both],
+    )
 
 
 @told("update", "hooks ghost", rare=True)
 def earlier_weights_loaded_again(s):
-    s.make()
-    with s.recorded():
-        for _ in range(2):
-            kept = copy.deepcopy(s.model.state_dict())
-            for x, y in s.loader:
-                s.step(x, y)
-        s.model.load_state_dict(kept)
+    kept = {}
+
+    def keep(s, epoch):
+        kept.update(copy.deepcopy(s.model.state_dict()))
+
+    s.train(epoch=keep, end=lambda s: s.model.load_state_dict(kept))
 
 
 @told("update", "hooks ghost functorch", expect="unsupported")
@@ -195,22 +184,16 @@ def two_private_optimizers(s):
         expected_batch_size=s.optimizer.expected_batch_size,
         generator=private_generator(),
     )
-    with s.recorded():
-        for x, y in s.batches():
-            other.zero_grad()
-            s.step(x, y)
-            other.step()
+    s.go(before=lambda *_: other.zero_grad(), after=lambda *_: other.step())
 
 
 @told("batch settings", "hooks", expect="unsupported", rare=True)
 def sampling_rate_raised_by_a_law(s):
-    s.make()
-    with s.recorded():
-        for epoch in range(2):
-            s.loader.batch_sampler.sample_rate = 0.04 * (epoch + 1)
-            s.optimizer.expected_batch_size = 16 * (epoch + 1)
-            for x, y in s.loader:
-                s.step(x, y)
+    def more(s, epoch):
+        s.loader.batch_sampler.sample_rate = 0.04 * (epoch + 1)
+        s.optimizer.expected_batch_size = 16 * (epoch + 1)
+
+    s.train(epoch=more)
 
 
 @told("update", "hooks ghost", rare=True)
@@ -242,11 +225,8 @@ def two_views_through_one_model(s):
 
 @told("batch", "hooks ghost", expect="unsupported", rare=True)
 def every_fifth_batch_only_looked_at(s):
-    s.make()
-    with s.recorded():
-        for k, (x, y) in enumerate(s.batches()):
-            if k % 5 < 4:
-                s.step(x, y)
+    batches = enumerate(s.make().batches())
+    s.go(batches=lambda: (batch for k, batch in batches if k % 5 < 4))
 
 
 @told("contribution", "hooks ew", expect="unsupported")
@@ -383,11 +363,7 @@ def a_forward_that_holds_the_model_itself(s):
 
 @told("batch", "hooks ghost")
 def seed_by_the_number_of_the_step(s):
-    s.make(model=with_dropout())
-    with s.recorded():
-        for x, y in s.batches():
-            torch.manual_seed(10**12 + s.steps)
-            s.step(x, y)
+    s.train(model=with_dropout(), before=lambda *_: torch.manual_seed(10**12 + s.steps))
 
 
 @told("batch", "hooks ghost")
