@@ -101,16 +101,6 @@ def format_interval(low: float, high: float, digits: int = 2) -> str:
     return f"[{round_down(low, digits)}, {most}]"
 
 
-def format_percents(low: float, high: float, digits: int = 1) -> str:
-    """A confidence interval of a share, rounded outwards, e.g. 12.1 to 13.4 %."""
-    return f"{round_down(100 * low, digits)} to {round_up(100 * high, digits)} %"
-
-
-def format_points(low: float, high: float) -> str:
-    """A confidence interval of a difference of shares, rounded outwards."""
-    return f"[{float(round_down(100 * low)):+.2f}, {float(round_up(100 * high)):+.2f}] %"
-
-
 def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
     """Time that norm passes took, compared with training if its time is known."""
     passes = f"{pass_seconds:,.1f} s of norm passes"
@@ -136,14 +126,17 @@ def digit_up(bound: float) -> str:
     >>> digit_up(0.00213), digit_up(0.0)
     ('0.003', '0')
     """
-    if bound == 0:
-        return "0"
-    unit = 10.0 ** math.floor(math.log10(bound))
-    return f"{math.ceil(bound / unit) * unit:.1g}"
+    return round_up(bound, max(0, -math.floor(math.log10(bound)))) if bound else "0"
 
 
 def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "–" if value is None else form(value)
+
+
+def _in_percent(form: str, digits: int) -> Callable[[Any], str]:
+    """Shows an interval of shares, rounded outwards."""
+    ends = lambda of: (round_down(100 * of.low, digits), round_up(100 * of.high, digits))  # noqa: E731
+    return _or_dash(lambda of: form.format(*map(float, ends(of))))
 
 
 def formatted(value: Any, form: str) -> str:
@@ -171,9 +164,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "p": _or_dash(format_p_value),
     "span": _or_dash(lambda of: format_interval(of.low, of.high)),
     "span3": _or_dash(lambda of: format_interval(of.low, of.high, 3)),
-    "percent_span": _or_dash(lambda of: format_percents(of.low, of.high)),
-    "percent_span2": _or_dash(lambda of: format_percents(of.low, of.high, 2)),
-    "points_span": _or_dash(lambda of: format_points(of.low, of.high)),
+    "percent_span": _in_percent("{:.1f} to {:.1f} %", 1),
+    "percent_span2": _in_percent("{:.2f} to {:.2f} %", 2),
+    "points_span": _in_percent("[{:+.2f}, {:+.2f}] %", 2),
     "digit_up": _or_dash(digit_up),
 }
 

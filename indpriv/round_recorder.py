@@ -181,11 +181,10 @@ class RoundRecorder:
         self._ids = pd.Index(ids)
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(ids), np.int64)
-        self._sizes: tuple[int, ...] = ()  # the smallest and largest number who took part
+        self._sizes = dict[str, int]()  # how many took part in a round: fewest, most
         self._owners = pd.factorize(ids if units is None else units)[0]
         self._rows = np.bincount(self._owners)  # of each owner
-        self._together = self._together_expected = 0.0  # times that all rows of an owner took part
-        self._expected = self._variance = 0.0
+        self._draws = {"expected": 0.0, "variance": 0.0, "together": 0.0, "together_expected": 0.0}
         self._writer = writer.NormLogWriter(self.run_dir, header, ids, units)
         with _files.on_failure(self.close):
             if state is not None:
@@ -222,8 +221,8 @@ class RoundRecorder:
                 each update times its weight over the largest one.
             noise_multiplier: standard deviation of the noise on the sum, over max_grad_norm.
             max_grad_norm: what each update was clipped at.
-            sample_rate: chance of a client to be chosen, which "poisson" needs; default the share
-                of clients that took part.
+            sample_rate: chance of a client to be chosen, which "poisson" needs; default the largest
+                share of the clients that took part. Fewer of "fixed_size" make an estimate.
             number: of the round, from 0; checked to be the next one.
             released: (size,) the noisy sum of all updates, with canaries, before it is averaged;
                 needed where there are canaries.
@@ -262,7 +261,7 @@ class RoundRecorder:
             raise _facts.refused("refusal.rounds", "number", number=number, following=self._next)
         if sample_rate is None and self._sampler == "poisson":
             raise _facts.refused("refusal.rounds", "rate")
-        before = () if sample_rate is not None else self._sizes
+        before = () if sample_rate is not None else tuple(self._sizes.values())
         if sample_rate is None:
             most = max((1, *before, *(np.size(who) for who in participants)))
             sample_rate = min(1.0, most / len(self._ids))
@@ -288,14 +287,15 @@ class RoundRecorder:
         self._caveats |= {caveat: None for *_, caveat in found if caveat}
         several = self._rows > 1
         with _files.on_failure(self.close):  # half a round may be on disk: nothing may follow it
-            self._sizes = min((*self._sizes, *came)), max((*self._sizes, *came))
+            came += self._sizes.values()
+            self._sizes = {"size_min": min(came), "size_max": max(came)}
             for positions, _ in batches:
                 self._participations[positions] += 1
                 here = np.bincount(self._owners[positions], minlength=len(several))
-                self._together += float((here == self._rows)[several].sum())
-                self._together_expected += float((rate ** self._rows[several]).sum())
-            self._expected += rate * len(batches)
-            self._variance += rate * (1 - rate) * len(batches)
+                self._draws["together"] += float((here == self._rows)[several].sum())
+                self._draws["together_expected"] += float((rate ** self._rows[several]).sum())
+                self._draws["expected"] += rate
+                self._draws["variance"] += rate * (1 - rate)
             first, self._next = self._next, self._next + len(batches)
             self._writer.free(first, batches, np.full(len(batches), clip))
             self._writer.steps(first, len(batches), **shared, counts=self._counts())
@@ -327,16 +327,7 @@ class RoundRecorder:
             caveats=tuple(self._caveats),
             sampler=self._sampler,
             rounds=RoundCounts(of=self._of, steps=steps, took_part=writer.fingerprint(taken)),
-            draws=DrawCounts.of(
-                taken,
-                draws=steps,
-                expected=self._expected,
-                variance=self._variance,
-                size_min=min(self._sizes, default=None),
-                size_max=max(self._sizes, default=None),
-                together=self._together,
-                together_expected=self._together_expected,
-            ),
+            draws=DrawCounts.of(taken, draws=steps, **self._draws, **self._sizes),
         )
 
     def _checked(self, who: ArrayLike, lengths: ArrayLike) -> tuple[IntArray, FloatArray, str]:

@@ -5,20 +5,11 @@ about attacks, and `cap_rows` the guarantee under a cap on the rows of a unit. `
 for several runs on the same people together.
 """
 
-from indpriv.accountant.account import account
-from indpriv.accountant.method import Method
-from indpriv.accountant.privacy_filter import PrivacyFilter
-from indpriv.accountant.risk import RiskTable, membership_risk
-from indpriv.accountant.runs import Tuning, compose
-from indpriv.accountant.units import cap_rows
-
-__all__ = [
-    "Method",
-    "PrivacyFilter",
-    "RiskTable",
-    "Tuning",
-    "account",
-    "cap_rows",
-    "compose",
-    "membership_risk",
-]
+from indpriv.accountant.account import account as account
+from indpriv.accountant.method import Method as Method
+from indpriv.accountant.privacy_filter import PrivacyFilter as PrivacyFilter
+from indpriv.accountant.risk import RiskTable as RiskTable
+from indpriv.accountant.risk import membership_risk as membership_risk
+from indpriv.accountant.runs import Tuning as Tuning
+from indpriv.accountant.runs import compose as compose
+from indpriv.accountant.units import cap_rows as cap_rows

@@ -1,16 +1,9 @@
 """Attacks on a trained model: from what is known about the model to AttackScores. Sensitive."""
 
-from indpriv.attacks.boundary import boundary_scores
-from indpriv.attacks.language import extraction, language_scores
-from indpriv.attacks.registry import ATTACKS, Attack, Material
-from indpriv.attacks.train_references import train_references
-
-__all__ = [
-    "ATTACKS",
-    "Attack",
-    "Material",
-    "boundary_scores",
-    "extraction",
-    "language_scores",
-    "train_references",
-]
+from indpriv.attacks.boundary import boundary_scores as boundary_scores
+from indpriv.attacks.language import extraction as extraction
+from indpriv.attacks.language import language_scores as language_scores
+from indpriv.attacks.registry import ATTACKS as ATTACKS
+from indpriv.attacks.registry import Attack as Attack
+from indpriv.attacks.registry import Material as Material
+from indpriv.attacks.train_references import train_references as train_references

@@ -136,9 +136,8 @@ def compose_runs(
     """
     column = None if by in ("example_id", "unit_id") else by
     runs = [pipeline.read_run(path, unit_column=column) for path in paths]
-    opened, repeated, others = [run[1:] for run in runs], "", ""
-    if not same_run:
-        repeated, others = _compared(paths, runs)
+    opened = [run[1:] for run in runs]
+    repeated, others = ("", "") if same_run else _compared(paths, runs)
     logs, tell = [log for log, _ in opened], progress or silent
     participation, delta = method.pop("participation", None), method.get("delta")
     if delta is None:
@@ -203,13 +202,11 @@ def write_composition(found: guarantees.Composition, output_dir: Path) -> None:
 def _compared(
     paths: Sequence[Path], runs: Sequence[tuple[OpenedRun, NormLog, recorded_run.RecordedRun]]
 ) -> tuple[str, str]:
-    """Why runs are not independent, and why equal ids may not be the same people; else "".
+    """Why runs are not independent, and why equal ids may be of other people; else "".
 
-    InputError for a run that is given twice. Coins that draw everybody equally often twice are the
-    same coins, which then come with the same noise. Positions in data sets are no names of people.
+    InputError for a run that is given twice.
     """
-    first, drawn, labels = dict[str, Path](), dict[str, Path](), dict[str, Path]()
-    repeated = others = ""
+    first, labels, repeated, others = dict[str, Path](), dict[str, Path](), "", ""
     for path, (run, log, recorded) in zip(paths, runs, strict=True):
         journal = (path / run_files.JOURNAL).read_bytes()  # of a converted run, which has no id
         run_id = str(recorded.recorder.get("id") or hashlib.sha256(journal).hexdigest())
@@ -219,9 +216,10 @@ def _compared(
         for one in run.sessions:
             counts = one.training or one.rounds
             took_part = counts.took_part if counts and one.sampler == "poisson" else None
-            if took_part and (same := drawn.setdefault(took_part, path)) != path:
+            # Coins that draw all people equally often twice are the same, and so is the noise.
+            if took_part and (same := first.setdefault(took_part, path)) != path:
                 repeated = _facts.text("sentence.composition", "drawn", one=same, other=path)
-        if np.array_equal(log.example_ids, np.arange(log.n_examples)):
+        if np.array_equal(log.example_ids, np.arange(log.n_examples)):  # which name nobody
             for line in run.lines["record"][:1]:
                 labels.setdefault(f"{log.n_examples} {line['targets_fingerprint']}", path)
     if len(labels) > 1:

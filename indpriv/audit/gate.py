@@ -47,10 +47,7 @@ _COMPARED = {
     **{of["name"]: of["figure"] for of in LIMITS.values() if summary.column_at(of["figure"]).unit},
     "status of the guarantee": "guarantee.status",
     "delta of the account": "account.delta",
-    **{
-        name: f"account.{name}"
-        for name in ("unit", "neighbouring", "sampler", "participation", "accountant")
-    },
+    **{name: f"account.{name}" for name in ("unit", "neighbouring", "sampler", "participation")},
     "claim": "claim",
     "number of people": "individual.n",
 }

@@ -157,8 +157,7 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
     elif hasattr(tracker, "log"):
         tracker.log(dict(metrics))
     else:
-        kind = type(tracker).__name__
-        raise refused("refusal.trackers", "tracker", kind=kind)
+        raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
 
 
 def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:

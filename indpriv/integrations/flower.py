@@ -131,6 +131,7 @@ class _Rounds:
         """A round in which n_chosen of the connected nodes get the model."""
         from flwr.serverapp.strategy import FedAvg, FedProx
 
+        _check_strategy(self.strategy)  # which may have been changed since
         self._model = {name: array.numpy() for name, array in model.items()}
         for name, array in self._model.items():
             if array.dtype.kind != "f":

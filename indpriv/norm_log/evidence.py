@@ -301,10 +301,10 @@ def _of_draws(state: journal_state.LogState, session: SessionCounts) -> list[Fac
         PASSED if chance >= FALSE_ALARM else FAILED for chance in (of_size, of_each)
     )
     values = {"counts": counts, "of": of, "rate": rate, "expected": rate * trials}
-    case = case if size_status == FAILED else ""
+    case = case * (size_status == FAILED)
     return [
         fact("check.batch_sizes", size_status, case, **values, chance=of_size),
-        fact("check.participation", each_status, "even" if even else "", **values, chance=of_each),
+        fact("check.participation", each_status, "even" * even, **values, chance=of_each),
     ]
 
 

@@ -177,8 +177,7 @@ class OwnModels:
             warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs have no grad
             found: Any = fit(indices, seed)
         if not isinstance(found, nn.Module):
-            kind = type(found).__name__
-            raise refused("refusal.signals", "no_model", said=self.said, kind=kind)
+            raise refused("refusal.signals", "no_model", said=self.said, kind=type(found).__name__)
         model, module = standard_module(found), spec.model()
         states = [one.state_dict() for one in (module, model)]
         for name in {**states[0], **states[1]}:

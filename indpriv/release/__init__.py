@@ -6,17 +6,11 @@ statements: what one owner may be told. docs/explanation/releases.md says why on
 record of {epsilon_i}, and where that fails.
 """
 
-from indpriv.release.mechanisms import private_median_norm
-from indpriv.release.publish import Published, release
-from indpriv.release.request import METHODS, Budget, Request, parse_budget, parse_quantiles
-
-__all__ = [
-    "METHODS",
-    "Budget",
-    "Published",
-    "Request",
-    "parse_budget",
-    "parse_quantiles",
-    "private_median_norm",
-    "release",
-]
+from indpriv.release.mechanisms import private_median_norm as private_median_norm
+from indpriv.release.publish import Published as Published
+from indpriv.release.publish import release as release
+from indpriv.release.request import METHODS as METHODS
+from indpriv.release.request import Budget as Budget
+from indpriv.release.request import Request as Request
+from indpriv.release.request import parse_budget as parse_budget
+from indpriv.release.request import parse_quantiles as parse_quantiles

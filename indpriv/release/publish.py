@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import fill
@@ -275,9 +274,8 @@ def _figures(content: Mapping[str, Any]) -> dict[str, Any]:
     """The released figures, one row for each group; with expected errors where there are any."""
     groups = content["groups"] or {"": content}
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
-    show: Callable[..., str] = format_number
-    if content["quantity"] == "individual epsilon":  # to three decimals, rounded up
-        show = partial(round_up, digits=3)
+    is_epsilon = content["quantity"] == "individual epsilon"
+    show: Callable[..., str] = (lambda one: round_up(one, 3)) if is_epsilon else format_number
     titles = {"mean": "mean", "count": "people"}
     shown = [name for name in titles if any(each[name] is not None for each in groups.values())]
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]

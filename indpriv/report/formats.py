@@ -75,10 +75,8 @@ def setting(value: float, *, up: bool) -> str:
     >>> setting(1.501, up=True), setting(0.3219, up=False)
     ('1.51', '0.321')
     """
-    digits = max(0, 2 - math.floor(math.log10(value)))
-    scaled = value * 10.0**digits
-    rounded = math.ceil(scaled * (1 - 1e-9)) if up else math.floor(scaled * (1 + 1e-9))
-    return f"{rounded / 10.0**digits:.{digits}f}"
+    rounded = _formatting.round_up if up else _formatting.round_down
+    return rounded(value, max(0, 2 - math.floor(math.log10(value))))
 
 
 def listed(texts: Sequence[Any], most: int = 0) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 from audits.exposure.findings import CHANCE
 from audits.exposure.text import CANDIDATES
 from audits.training.datasets.topics import SOURCE
-from indpriv._formatting import format_epsilon, format_interval, format_points
+from indpriv._formatting import format_epsilon, format_interval, formatted
 from indpriv.analysis.attacks.attributes import BY_EPSILON
-from indpriv.analysis.statistics import holm
+from indpriv.analysis.statistics import Interval, holm
 from indpriv.attacks.attributes import GUESSERS
 from reports.extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from reports.extraction.secrets import SETTINGS
@@ -245,5 +245,5 @@ def _attribute_table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _advantage(row: Mapping[str, Any]) -> tuple[str, str]:
-    ends = format_points(row["low"], row["high"]).removesuffix(" %")
+    ends = formatted(Interval(row["low"], row["high"]), "points_span").removesuffix(" %")
     return f"{100 * row['advantage']:+.2f}", ends

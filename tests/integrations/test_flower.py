@@ -207,6 +207,13 @@ def test_what_has_no_account_is_refused(case, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_strategy_that_is_changed_later_is_refused_then(tmp_path):
+    strategy = recorded(protected(2), tmp_path / "run")
+    vars(strategy).update(vars(patched("strategy")))
+    with pytest.raises(InputError, match="aggregate_train of this FedAvg is not that of"):
+        start(strategy, Clients(updates(3)))
+
+
 def test_no_noise_is_made_by_clipping_at_0():
     with pytest.raises(ValueError, match="clipping norm"):
         protected(2, clip=0.0)
