@@ -133,10 +133,9 @@ def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "–" if value is None else form(value)
 
 
-def _in_percent(form: str, digits: int) -> Callable[[Any], str]:
-    """Shows an interval of shares, rounded outwards."""
-    ends = lambda of: (round_down(100 * of.low, digits), round_up(100 * of.high, digits))  # noqa: E731
-    return _or_dash(lambda of: form.format(*map(float, ends(of))))
+def _percents(of: Any, digits: int) -> tuple[float, float]:
+    """The ends of an interval of shares, rounded outwards."""
+    return float(round_down(100 * of.low, digits)), float(round_up(100 * of.high, digits))
 
 
 def formatted(value: Any, form: str) -> str:
@@ -164,9 +163,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "p": _or_dash(format_p_value),
     "span": _or_dash(lambda of: format_interval(of.low, of.high)),
     "span3": _or_dash(lambda of: format_interval(of.low, of.high, 3)),
-    "percent_span": _in_percent("{:.1f} to {:.1f} %", 1),
-    "percent_span2": _in_percent("{:.2f} to {:.2f} %", 2),
-    "points_span": _in_percent("[{:+.2f}, {:+.2f}] %", 2),
+    "percent_span": _or_dash(lambda of: "{:.1f} to {:.1f} %".format(*_percents(of, 1))),
+    "percent_span2": _or_dash(lambda of: "{:.2f} to {:.2f} %".format(*_percents(of, 2))),
+    "points_span": _or_dash(lambda of: "[{:+.2f}, {:+.2f}] %".format(*_percents(of, 2))),
     "digit_up": _or_dash(digit_up),
 }
 
