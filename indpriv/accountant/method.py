@@ -18,7 +18,6 @@ from scipy.special import expit, ndtri
 from indpriv import _checks
 from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, NDArray
-from indpriv.accountant.norms import BETWEEN_RECORDS
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.norm_log.fields import NEIGHBOURING
 from indpriv.norm_log.norm_log import NormLog
@@ -27,6 +26,7 @@ from indpriv.norm_log.norm_log import NormLog
 # rounding of floating-point numbers
 NUMERICAL_NOISE = {"rdp": "1e-14", "pld": "1e-9"}
 ACCOUNTANTS = tuple(NUMERICAL_NOISE)  # an engine of each is in `indpriv.accountant.account`
+BETWEEN_RECORDS = ("last", "closest", "worst_case")
 CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
 PARTICIPATION = ("secret", "known")

@@ -20,9 +20,8 @@ from indpriv._facts import damaged, refused
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
-from indpriv.accountant.norms import NormCodes
 from indpriv.accountant.rdp import FLOAT_SLACK, Columns, compute_rdp, epsilon_offsets
-from indpriv.accountant.steps import StepKinds
+from indpriv.accountant.steps import NormCodes, StepKinds
 from indpriv.accountant.units import MOST_ROWS, Units, first_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import Filtered, NormLog

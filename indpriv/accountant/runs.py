@@ -37,7 +37,7 @@ from indpriv.accountant.method import (
 )
 from indpriv.accountant.rdp import Columns, epsilon_offsets, joined
 from indpriv.accountant.steps import StepKinds, Steps
-from indpriv.accountant.units import UnitCells, clipped_rows
+from indpriv.accountant.units import UnitCells, Units, clipped_rows, rows_together
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -306,17 +306,15 @@ def _laid_out(
     runs = []
     for log, method, person, rows in zip(logs, methods, people, n_rows, strict=True):
         cells: Steps | UnitCells | None = None
-        squared_mu, clipped, most = np.zeros(len(ids)), 0.0, int(rows.max())
+        squared_mu, clipped, first_row = np.zeros(len(ids)), 0.0, np.append(0, np.cumsum(rows))
         if method.participation == "known":
             known = known_units(replace(log, unit="user", unit_ids=person), method)
             squared_mu[pd.unique(person)] = known["own"]
             clipped = float(known["clipped"].max())
         else:
-            if (np.diff(person) < 0).any():
-                log = log.take(np.argsort(person, kind="stable"))
-            between = method.between_records
+            log, _ = rows_together(log, Units(ids, rows, person))
+            between, most = method.between_records, int(rows.max())
             cells = UnitCells.of(log, between, most) if several else Steps.of(log, between)
-        first_row = np.append(0, np.cumsum(rows))
         runs.append(_Run(log, method, first_row, cells, squared_mu, clipped))
     return np.asarray(ids), n_rows, runs
 

@@ -382,10 +382,7 @@ class OnLine:
         def needed(smooth: FloatArray) -> IntArray:
             return cls(line, met, smooth, log_target, epsilon).n_frequencies
 
-        frequencies, finer = needed(smooth), needed(smooth / 64)
-        free = finer <= 1.3 * frequencies  # to be smoothed less
-        smooth = np.where(free, smooth / 64, smooth)
-        frequencies = np.where(free, finer, frequencies)
+        frequencies = needed(smooth)
         long = frequencies > most  # these are smoothed more, until they need no more
         if long.any():
             enough = 12 * np.square(line.period / np.pi / most)
@@ -685,7 +682,7 @@ def epsilons(
     bound = (psi * (1 + 1e-12) + LOG_LARGEST + 1e-12 - target[:, None]) / TILTS
     bound[~np.isfinite(bound)] = np.inf
     renyi, best, floor = bound.min(axis=1), bound.argmin(axis=1), np.zeros(len(bound))
-    start, found = _guess(psi, target, best, renyi), np.full(len(bound), np.inf)
+    start, found = renyi.copy(), np.full(len(bound), np.inf)
     if at_least is not None:
         floor, start = at_least, at_least.copy()
         best = _best(_chernoff(psi, start))
@@ -701,20 +698,6 @@ def epsilons(
     found = np.fmin(found, renyi)
     found[alone] = gaussian_epsilons(mu, delta)[1]
     return np.asarray(np.maximum(found, floor))
-
-
-def _guess(psi: FloatArray, target: FloatArray, best: IntArray, renyi: FloatArray) -> FloatArray:
-    """(n,) epsilon by a saddle point at the best tilts, or what Rényi bounds say."""
-    rows, middle = np.arange(len(best)), np.clip(best, 1, len(TILTS) - 2)
-    left, tilt, right = TILTS[middle - 1], TILTS[middle], TILTS[middle + 1]
-    before, at, after = (psi[rows, middle + k] for k in (-1, 0, 1))
-    with np.errstate(all="ignore"):
-        slopes = (at - before) / (tilt - left), (after - at) / (right - tilt)
-        spread = 2 * (slopes[1] - slopes[0]) / (right - left)
-        log_delta = at - np.log(tilt * (tilt + 1)) - np.log(2 * np.pi * spread) / 2
-        start = (log_delta - target) / tilt
-    good = np.isfinite(start) & (start < renyi)
-    return np.where(good, np.maximum(start, renyi / 4), renyi)
 
 
 def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:

@@ -25,14 +25,15 @@ from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.method import Method, check_poisson_pairs, clipping_norm_cost, owners_of
-from indpriv.accountant.norms import GoverningNorms, snapped_rates
 from indpriv.accountant.pairs import pair_epsilon
 from indpriv.accountant.steps import (
+    GoverningNorms,
     StepKinds,
     clipped_steps,
     collected,
     neighbours,
     size_of_blocks,
+    snapped_rates,
 )
 from indpriv.norm_log.norm_log import NormLog
 
@@ -100,7 +101,7 @@ def row_numbers(largest: int) -> IntArray:
 
 @dataclass(frozen=True)
 class UnitCells:
-    """Cells (rate, number of rows, node), each of equal rows of one shift; node runs fastest."""
+    """Cells (rate, number of rows, node) of equal rows of one shift: the node runs fastest."""
 
     laws: StepKinds  # of the cells
     norms: GoverningNorms  # which norm of a row counts in which step

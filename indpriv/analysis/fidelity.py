@@ -30,9 +30,8 @@ from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for, worst_case
 from indpriv.accountant.blocks import block_size, in_blocks
 from indpriv.accountant.method import Method, uses_batch_norms
-from indpriv.accountant.norms import GoverningNorms
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.steps import Steps
+from indpriv.accountant.steps import GoverningNorms, Steps
 from indpriv.analysis import statistics, summary
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.recorded_run import AuditedRun

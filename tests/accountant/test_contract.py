@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog, account
-from indpriv.accountant.method import ACCOUNTANTS
-from indpriv.accountant.norms import BETWEEN_RECORDS
+from indpriv.accountant.method import ACCOUNTANTS, BETWEEN_RECORDS
 
 DELTA = 1e-5
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.3), [12, 16, 24, 32, 48, 64, 128, 256, 1024]])

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog
-from indpriv.accountant.norms import BETWEEN_RECORDS, GoverningNorms, snapped, snapped_rates
-from indpriv.accountant.steps import clipped_steps
+from indpriv.accountant.method import BETWEEN_RECORDS
+from indpriv.accountant.steps import GoverningNorms, clipped_steps, snapped, snapped_rates
 from indpriv.errors import InputError
 
 

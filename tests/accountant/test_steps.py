@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog, account
-from indpriv.accountant import norms as norms_module
 from indpriv.accountant import steps as steps_module
-from indpriv.accountant.norms import BETWEEN_RECORDS
+from indpriv.accountant.method import BETWEEN_RECORDS
 from indpriv.accountant.rdp import epsilon_offsets, renyi_divergences
 from indpriv.accountant.steps import StepKinds, Steps, condensed
 
@@ -368,7 +367,7 @@ def test_lower_ends_are_of_steps_that_are_snapped_down(monkeypatch):
     )
     figures = {"delta": 1e-5, "accountant": "pld", "brackets": True}
     exact = [account(each, **figures).epsilon_upper[0] for each in truth]
-    monkeypatch.setattr(norms_module, "_APART", 0.3)
+    monkeypatch.setattr(steps_module, "_NORMS_APART", 0.3)
     table = account(log, **figures)
     for i in range(3):
         assert table.epsilon_lower[i] <= exact[i] <= table.epsilon_upper[i]

@@ -20,8 +20,7 @@ from command_lines import run
 from indpriv import cli
 from indpriv._columns import to_floats
 from indpriv._files import read_json
-from indpriv.accountant.method import ACCOUNTANTS, PARTICIPATION, PRESETS
-from indpriv.accountant.norms import BETWEEN_RECORDS
+from indpriv.accountant.method import ACCOUNTANTS, BETWEEN_RECORDS, PARTICIPATION, PRESETS
 from indpriv.accountant.rdp import CONVERSIONS
 from indpriv.analysis.summary import SCHEMA_VERSION
 from indpriv.attack_signals import AttackSignals, from_losses

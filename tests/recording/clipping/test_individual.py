@@ -8,7 +8,7 @@ from opacus.optimizers import optimizer, optimizer_fast_gradient_clipping
 
 from clipped_runs import MODES, SETTINGS, check_sums, clipped_run, levels_in_the_log
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv.accountant.norms import GoverningNorms
+from indpriv.accountant.steps import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.records import Levels
 from indpriv.recording import Recorder, RecordingPolicy
