@@ -137,13 +137,12 @@ class NormLogWriter:
         if len(column) <= records.LARGEST_FILE:
             written = self._write(name, {"norm": column})
         else:
-            parts = [
-                self._write(
-                    part_name(name, number), {"norm": column[start : start + records.PART_SIZE]}
-                )
-                for number, start in enumerate(range(0, len(column), records.PART_SIZE))
+            parts = np.split(column, range(records.PART_SIZE, len(column), records.PART_SIZE))
+            files = [
+                self._write(part_name(name, number), {"norm": part})
+                for number, part in enumerate(parts)
             ]
-            written = {"file": name, "parts": [[one["bytes"], one["sha256"]] for one in parts]}
+            written = {"file": name, "parts": [[one["bytes"], one["sha256"]] for one in files]}
         self._journal.append(
             "record",
             step=step,
