@@ -16,7 +16,6 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit
 
-from indpriv._checks import check_row
 from indpriv._types import FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -24,6 +23,7 @@ from indpriv.attack_signals import AttackSignals
 _PRIOR_DEGREES = 4.0  # weight of the median variance
 _SMALLEST = 1e-12  # variance, where all references agree
 _LEAST_OTHERS = 2  # non-members that RMIA ranks among
+_OFFLINE_A = 0.3  # the paper's, of RMIA
 _TIE = 1e-9  # weight of RMIA's ratio itself, which orders equal ranks
 
 
@@ -199,33 +199,24 @@ def calibrated(signals: AttackSignals, target: int) -> AttackScores:
     return scores_of_target(signals, target, score)
 
 
-def rmia(
-    signals: AttackSignals,
-    target: int,
-    *,
-    gamma: float = 1.0,
-    offline_a: float = 0.3,
-    offline: bool = False,
-) -> AttackScores:
+def rmia(signals: AttackSignals, target: int, *, offline: bool = False) -> AttackScores:
     """Score each example by the share of non-members over which the model prefers it.
 
     One reference is enough, since only its mean enters and no spread; with one, the randomness of
     its training is in every score. Attacks that standardise by a spread refuse fewer than two.
 
     The ratio of an example is the target's probability of the true label over the mean of the
-    references. Its score is the share of the target's non-members z with ratio / ratio_z at least
-    gamma. The order of the scores is that of the ratios, which no membership of the target enters.
-    For an example that no reference was trained on, the mean over references of the probability p
-    is taken to be ((1 + a) p + 1 - a) / 2 with a = offline_a. offline: use only references that
-    were not trained on the example. InputError for gamma or offline_a out of range.
+    references. Its score is the share of the target's non-members z with ratio_z at most its own
+    (the paper's gamma is 1: another one would change no order). The order of the scores is that of
+    the ratios, which no membership of the target enters. For an example that no reference was
+    trained on, the mean over references of the probability p is taken to be ((1 + a) p + 1 - a) / 2
+    with a = 0.3. offline: use only references that were not trained on the example.
     """
-    check_row("gamma", gamma, lambda x: x > 0, "above 0")
-    check_row("offline_a", offline_a, lambda x: (x >= 0) & (x <= 1), "from 0 to 1")
-    ratio = _probability(signals, target) / _base(signals, target, offline_a, offline)
+    ratio = _probability(signals, target) / _base(signals, target, offline)
     # A non-member counts in its own population. Leaving it out would score members above others
     # wherever ratios are equal, as they often are for labels.
     population = np.sort(ratio[~np.isnan(ratio) & ~signals.member[target]])
-    beaten = np.searchsorted(population, ratio / gamma, side="right")
+    beaten = np.searchsorted(population, ratio, side="right")
     score = beaten / len(population) + _TIE * ratio / (1 + ratio)  # NaN where the ratio is
     return scores_of_target(signals, target, score)
 
@@ -251,7 +242,7 @@ def _probability(signals: AttackSignals, model: int) -> FloatArray:
     return np.asarray(np.maximum(p, np.finfo(np.float64).tiny))
 
 
-def _base(signals: AttackSignals, target: int, offline_a: float, offline: bool) -> FloatArray:
+def _base(signals: AttackSignals, target: int, offline: bool) -> FloatArray:
     """What the references make of each example, (n_examples,); NaN where none counts."""
     count, total = np.zeros((2, 2, signals.n_examples))  # over all references, and those without it
     for model in set(range(signals.n_models)) - {target}:
@@ -261,5 +252,5 @@ def _base(signals: AttackSignals, target: int, offline_a: float, offline: bool) 
         total += np.where(taken, p, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean, mean_out = total / count
-    unseen = ((1 + offline_a) * mean_out + 1 - offline_a) / 2
+    unseen = ((1 + _OFFLINE_A) * mean_out + 1 - _OFFLINE_A) / 2
     return np.asarray(np.where(offline | (count[1] == count[0]), unseen, mean))

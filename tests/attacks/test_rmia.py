@@ -12,7 +12,7 @@ from indpriv.errors import InputError
 from synthetic import discriminate, signals_with_effect
 
 
-def slow_rmia(signals, target, gamma, a, offline):
+def slow_rmia(signals, target, offline, gamma=1.0, a=0.3):
     """Algorithm 1 in loops, example by example."""
     n = signals.n_examples
     p = expit(signals.signal.astype(float))
@@ -36,21 +36,22 @@ def slow_rmia(signals, target, gamma, a, offline):
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_models=st.integers(2, 5),
-    gamma=st.sampled_from([1.0, 2.0, 0.5]),
-    a=st.sampled_from([0.0, 0.3, 1.0]),
+    gamma=st.sampled_from([2.0, 0.5]),
     offline=st.booleans(),
 )
-def test_it_is_algorithm_1(seed, n_models, gamma, a, offline):
+def test_it_is_algorithm_1_and_another_gamma_changes_no_order(seed, n_models, gamma, offline):
     signals = signals_with_effect(1.0, n_models, 12, seed=seed)
     if (~signals.member[0]).sum() < 4 or (signals.member[1:] == signals.member[0]).all(1).any():
         return
     known = (~signals.member[1:]).any(axis=0) if offline else np.ones(12, bool)
     if (known & ~signals.member[0]).sum() < 2:
         return
-    expected = slow_rmia(signals, 0, gamma, a, offline)
-    found = rmia(signals, 0, gamma=gamma, offline_a=a, offline=offline)
+    expected = slow_rmia(signals, 0, offline)
+    found = rmia(signals, 0, offline=offline)
     assert found.example_ids.tolist() == list(expected)
     assert found.scores == pytest.approx(list(expected.values()), abs=1e-6)
+    others = np.array([*slow_rmia(signals, 0, offline, gamma).values()])
+    assert (np.diff(others[np.argsort(found.scores)]) >= 0).all()
 
 
 def test_a_planted_effect_is_found_up_to_the_optimum():
@@ -103,8 +104,6 @@ def test_what_it_does_not_hold_for_is_refused():
     alone = np.where(np.arange(50) < 1, signals.signal, np.where(signals.member[0], 1, np.nan))
     with pytest.raises(InputError, match="two non-members"):
         refused(alone, signals.member)
-    with pytest.raises(InputError, match="gamma"):
-        rmia(signals, 0, gamma=0.0)
 
 
 def test_missing_and_infinite_signals():
