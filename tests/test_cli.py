@@ -189,6 +189,8 @@ def test_json_is_json_alone(audited, in_process):
     left = {(check["key"], check["status"]) for check in found["checks"]}
     assert {each for each in left if each[1] != "passed"} == {("seeds", "not checked")}
     assert found["evidence"].startswith("5 of 5 lines verified")
+    lines = in_process("check", "run", "--set", "only=log").stdout.splitlines()
+    assert lines[-1] == f"Evidence: {found['evidence']}"  # on one line, as scripts look for it
     assert [line["status"] for line in found["lines"][:5]] == ["verified"] * 5
 
 

@@ -67,19 +67,13 @@ class _InOrder(TyperGroup):
 app = typer.Typer(
     name="indpriv",
     cls=_InOrder,
-    help=(
-        "How much privacy did each training example get in this DP-SGD run, and which groups are "
-        "worse off?"
-    ),
+    help=_TABLE["help"],
     epilog="Start with: indpriv demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-publish_app = typer.Typer(
-    help="Write what others may read: quantiles, statements for owners, a model card, a PDF.",
-    no_args_is_help=True,
-)
+publish_app = typer.Typer(help=_TABLE["publish"], no_args_is_help=True)
 app.add_typer(publish_app, name="publish", rich_help_panel="Publish")
 
 
@@ -155,10 +149,8 @@ def keys_of(name: str, key: str = "settings") -> Mapping[str, tuple[str, str]]:
 def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -> dict[str, Any]:
     """The settings of a command that were typed as KEY=VALUE; a key alone is one that is yes.
 
-    Several may stand in one text, between commas.
-
-    Raises:
-        InputError: another key, a value that it cannot have, or a key that is typed twice.
+    Several may stand in one text, between commas. InputError for another key, a value that it
+    cannot have, or a key that is typed twice.
     """
     keys, found = keys_of(name, key), dict[str, Any]()
     option = _TABLE["commands"][name]["options"][key].get("flag", f"--{key}")

@@ -513,7 +513,8 @@ def _print(page: _Rendering, text: str, console: Console, key_width: int) -> Non
         elif token.type == "fence" and token.info == "block":
             page.blocks[int(token.content)][1]["table"].print(console)
         elif token.type == "fence":
-            console.print(Text(clean(token.content.rstrip("\n"), kept="\n")))
+            typed = clean(token.content.rstrip("\n"), kept="\n")
+            console.print(Text(typed), soft_wrap=True)
         elif token.type == "inline":
             inside = [one for one in token.children or () if one.type != "text" or one.content]
             if tokens[at - 1].type == "heading_open":
@@ -562,14 +563,10 @@ def render_markdown(template: Template, **values: Any) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """A page that is printed and written.
+    """A page that is printed and written."""
 
-    Attributes:
-        template: of its text. values: of the template.
-        title, eyebrow, name, meta: of the document, and the lines above the text.
-    """
-
-    template: Template
+    template: Template  # of its text. values: of the template.
+    # title, eyebrow, name, meta: of the document, and the lines above the text
     title: str
     eyebrow: str
     name: str
@@ -615,14 +612,7 @@ def print_page(template: Template, console: Console, *, key_width: int = 0, **va
 
 
 def write_page(page: Page, output_dir: Path, stem: str, content: Mapping[str, Any]) -> None:
-    """Write STEM.html and STEM.md, and then STEM.json with the content.
-
-    Args:
-        page: what the first two show.
-        output_dir: is made if it does not exist.
-        stem: of the files' names.
-        content: JSON values.
-    """
+    """Write STEM.html and STEM.md of a page to a folder, and then STEM.json with the content."""
     make_folder(output_dir)
     for suffix, text in {"html": page.html(), "md": page.markdown()}.items():
         write_atomically(output_dir / f"{stem}.{suffix}", text.encode("utf-8", "replace"))
@@ -664,8 +654,7 @@ def browser_command(browser: str, profile: Path, *options: str) -> list[str]:
 def print_pdf(page: Path, target: Path) -> None:
     """Print a page to a file that only its owner can read.
 
-    Raises:
-        InputError: no page, no browser, or one that fails or takes over five minutes.
+    InputError for no page, no browser, or one that fails or takes over five minutes.
     """
     if not page.is_file():
         raise refused("refusal.pictures", "no_page", page=page)
