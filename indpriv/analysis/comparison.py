@@ -35,13 +35,10 @@ def compare_tables(
 ) -> dict[str, Any]:
     """Compare two audits of the same data, matched by example id; each is (epsilons, examples).
 
-    Returns:
-        overall, a row of `CHANGES` of all examples; spearman and pearson of both epsilons, None
-        where undefined; largest_increase and largest_decrease of one example, at least 0; groups,
-        by column ("by"), whose "rows" have the group with the largest increase first.
-
-    Raises:
-        InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
+    The result: overall, a row of `CHANGES` of all examples; spearman and pearson of both epsilons,
+    None where undefined; largest_increase and largest_decrease of one example, at least 0; groups,
+    by column ("by"), whose "rows" have the group with the largest increase first. InputError if the
+    audits differ in examples, labels, metadata or in what an epsilon means.
     """
     (table, examples), (other_table, other_examples) = first, second
     whose = ("in the first audit", "in the second; audit both with one")
@@ -135,22 +132,17 @@ def _same_examples(
 def stability_of(
     tables: Sequence[EpsilonTable], train: pd.DataFrame, by: Sequence[str], *, same_settings: bool
 ) -> dict[str, Any]:
-    """Stability of ranks and of the order of groups over two or more runs.
+    """Stability of ranks and of the order of groups over two or more runs of the same examples.
 
-    Args:
-        tables: epsilons of the same examples, in any order.
-        train: rows of the training examples in the order of the first table.
-        by: columns to group by, see `indpriv._columns.grouping_of`.
-        same_settings: whether noise, clipping, sampling, steps, records and rounding are equal, so
-            that the runs differ only by chance; otherwise the settings have an effect too.
+    train: their rows, in the order of the first table; same_settings: whether noise, clipping,
+    sampling, steps, records and rounding are equal, so that the runs differ only by chance.
 
-    Returns:
-        n_audits and same_settings; mean_spearman and least_spearman, rank correlation of epsilon
-        over all pairs of runs, None where undefined; least_top_overlap, share of the 5 % most
-        exposed examples of one run that are among those of another, the smallest of all pairs, None
-        where examples within and beyond these 5 % share an epsilon, e.g. the worst case;
-        median_range and p95_range over examples of the difference between the largest and the
-        smallest epsilon; groups, by column as in `_group_order`.
+    The result is n_audits and same_settings; mean_spearman and least_spearman, rank correlation of
+    epsilon over all pairs of runs, None where undefined; least_top_overlap, share of the 5 % most
+    exposed examples of one run that are among those of another, the smallest of all pairs, None
+    where examples within and beyond these 5 % share an epsilon, e.g. the worst case; median_range
+    and p95_range over examples of the difference between the largest and the smallest epsilon;
+    groups, by column as in `_group_order`.
     """
     ids = pd.Index(tables[0].example_ids)
     epsilons = [table.epsilon[pd.Index(table.example_ids).get_indexer(ids)] for table in tables]
@@ -185,11 +177,10 @@ def _least_overlap(epsilons: Sequence[FloatArray]) -> float | None:
 def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> dict[str, Any]:
     """The order of the readable groups of one column by mean epsilon, over several runs.
 
-    Returns:
-        by, the column; n_groups; worst and best, the group with the largest, and with the smallest,
-        mean in each run, None where several share it; pairs and pairs_kept, pairs of groups, and of
-        those in the same order in every run; least_spearman, smallest rank correlation of the means
-        between two runs, None where undefined.
+    by, the column; n_groups; worst and best, the group with the largest, and with the smallest,
+    mean in each run, None where several share it; pairs and pairs_kept, pairs of groups, and of
+    those in the same order in every run; least_spearman, smallest rank correlation of the means
+    between two runs, None where undefined.
     """
     groups = grouping_of(train, None, by)
     codes = groups.codes(train)

@@ -110,20 +110,12 @@ def compare_with_exact(
     is_this_log: bool = False,
     groups: Mapping[str, Coded] | None = None,
 ) -> Fidelity:
-    """Compare two tables of the same examples, matched by id.
+    """Compare an estimate with exact epsilons of some of its examples, matched by id.
 
-    Args:
-        estimated: the estimate; may hold more examples than exact.
-        exact: epsilons from norms known at every step.
-        source: where the exact values come from.
-        every: number of steps between records of the estimate.
-        epochs: the same in epochs.
-        is_this_log: estimated is the table of the log itself.
-        groups: partitions of the exact table's examples, in its order, by column.
-
-    Raises:
-        InputError: an example is missing from the estimate, or the tables answer different
-            questions (delta, unit, neighbouring relation, accountant or conversion).
+    source: where the exact values come from; every, epochs: steps, and epochs, between records of
+    the estimate; is_this_log: it is the account of the log itself; groups: partitions of the exact
+    table's examples, in its order, by column. InputError if an example is missing, or if the tables
+    answer different questions (delta, unit, neighbouring relation, accountant or conversion).
     """
     whose = ("in the estimate", "in the exact table; use the same in both")
     check_same_meaning(estimated, exact, whose, "total_steps")
@@ -424,12 +416,10 @@ def _look(
     block: NormLog,
     cost: Callable[[FloatArray, NDArray[np.integer]], FloatArray],
 ) -> tuple[IntArray, FloatArray, float]:
-    """What some examples give.
+    """Counts of absolute errors of left-out norms in bins of _BIN, sums, and the largest error.
 
-    Returns:
-        numbers of absolute errors of left-out norms in bins of _BIN; sums of the errors, of their
-        absolute values, of those that are too small, at all and by over 1 %, and of the bias of
-        each example, its variance, the unbiased estimate and its variance; the largest error.
+    Sums are of errors, their absolute values, those that are too small, at all and by over 1 %, and
+    of the bias of each example, its variance, the unbiased estimate and its variance.
     """
     log, known = norms.log, norms.known(block)
     entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)

@@ -91,27 +91,21 @@ class SgdSettings:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is known about a planned or finished training; None for what is not, or changes.
-
-    Attributes:
-        epsilon_cap: the epsilon that a privacy filter lets no example exceed.
-        sgd: settings of the optimizer; None for another optimizer.
-        layers: number of layers by the name of their class.
-        views: number of augmentations of an example whose gradients are averaged before clipping.
-        clipped: (n_records,) share of the examples whose norm was above max_grad_norm, in evenly
-            spaced records in order; empty before training.
-        hazards: assumptions of the account with their status, by key.
-    """
+    """What is known about a planned or finished training; None for what is not, or changes."""
 
     n_examples: int | None = None
     delta: float | None = None
     plan: Plan | None = None
     max_grad_norm: float | None = None
-    epsilon_cap: float | None = None
-    sgd: SgdSettings | None = None
-    layers: Mapping[str, int] | None = None
+    epsilon_cap: float | None = None  # the epsilon that a privacy filter lets no example exceed
+    sgd: SgdSettings | None = None  # settings of the optimizer; None for another optimizer
+    layers: Mapping[str, int] | None = None  # number of layers by the name of their class
+    # number of augmentations of an example whose gradients are averaged before clipping
     views: int | None = None
+    # (n_records,) share of the examples whose norm was above max_grad_norm, in evenly spaced
+    # records in order; empty before training
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
+    # assumptions of the account with their status, by key
     hazards: Mapping[str, Fact] = field(default_factory=dict)
 
 

@@ -125,43 +125,32 @@ KINDS["Declared"] = Declared
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known about a run in addition to its log; None, or nothing, of what it lacks.
+    """What is known about a run in addition to its log; None, or nothing, of what it lacks."""
 
-    Attributes:
-        examples, non_dp: losses of the final model, and of the non-private baseline.
-        declared: what run.json says; not verified.
-        recorder: what the recorder read from the optimizer and the loader.
-        checks: assumptions, compared with what the run recorded.
-        canaries: scores of examples that fair coins included or left out.
-        gradient_canaries: scores of the run's gradient canaries.
-        holdout: norms of the test examples on the same trajectory.
-        references, baseline_references: signals of the run, or of its baseline, and of reference
-            models, by name (see `indpriv.attacks.train_references`).
-        released: what kept models tell, "dp" and "non_dp" (see `ReleasedModel`).
-        unchecked: what could not be checked about these signals, in sentences.
-        attributes, baseline_attributes: what speaks for each value of attributes of the examples.
-        leakage: scores of reconstructions from gradients, one for each observation and attack.
-        reconstructed: PNG files of pictures and their reconstructions.
-        curve: test accuracy and epsilon at checkpoints.
-    """
-
+    # examples, non_dp: losses of the final model, and of the non-private baseline
     examples: ExampleTable | None = None
     non_dp: ExampleTable | None = None
-    declared: Declared = field(default_factory=Declared)
+    declared: Declared = field(default_factory=Declared)  # what run.json says; not verified
+    # what the recorder read from the optimizer and the loader
     recorder: Mapping[str, Any] = field(default_factory=dict)
-    checks: Sequence[Fact] = ()
-    canaries: AttackScores | None = None
-    gradient_canaries: AttackScores | None = None
-    holdout: NormLog | None = None
+    checks: Sequence[Fact] = ()  # assumptions, compared with what the run recorded
+    canaries: AttackScores | None = None  # scores of examples that fair coins included or left out
+    gradient_canaries: AttackScores | None = None  # scores of the run's gradient canaries
+    holdout: NormLog | None = None  # norms of the test examples on the same trajectory
+    # references, baseline_references: signals of the run, or of its baseline, and of reference
+    # models, by name (see `indpriv.attacks.train_references`)
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
+    # what kept models tell, "dp" and "non_dp" (see `ReleasedModel`)
     released: Mapping[str, ReleasedModel] = field(default_factory=dict)
-    unchecked: Sequence[str] = ()
+    unchecked: Sequence[str] = ()  # what could not be checked about these signals, in sentences
+    # attributes, baseline_attributes: what speaks for each value of attributes of the examples
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
+    # scores of reconstructions from gradients, one for each observation and attack
     leakage: tuple[AttackScores, ...] = ()
-    reconstructed: tuple[Path, ...] = ()
-    curve: Curve | None = None
+    reconstructed: tuple[Path, ...] = ()  # PNG files of pictures and their reconstructions
+    curve: Curve | None = None  # test accuracy and epsilon at checkpoints
 
     def for_attacks(self, seed: int) -> RecordedRun:
         """The same with random members and non-members, where there are very many.
@@ -301,13 +290,8 @@ def read_references(
 ) -> tuple[Mapping[str, AttackSignals], tuple[str, ...]]:
     """The signals in a folder, by name, and what could not be checked about them, in sentences.
 
-    Args:
-        path: a folder of `train_references(..., audited=...)`, or an .npz file; None for none.
-        run_dir: the run that is attacked.
-        examples: its examples and losses.
-
-    Raises:
-        InputError: signals of other data, of other examples or of another run.
+    path: a folder of `train_references(..., audited=...)`, or an .npz file; None for none. run_dir,
+    examples: the run that is attacked. InputError for signals of other data or of another run.
     """
     if path is None:
         return {}, ()
@@ -362,32 +346,24 @@ class AuditedRun:
 
     Epsilons in memory are analysed at once. Epsilons in parts are read part by part, several times,
     each part with the rows of its examples, so that memory does not grow with their number.
-
-    Attributes:
-        log: what the epsilons were made of.
-        epsilons: of all its examples; in parts only if rows were accounted one by one, and the
-            example table has them in the log's order.
-        recorded: what else is known about the run.
-        name: of the run.
-        by: columns to group by; default those in run.json, else label and all metadata.
-        method: how the epsilons were computed; None for no other accounts beside them.
-        seed: of the random choices of attacks and group tables.
-        command: reproduces the audit.
-        tell: called as tell(stage, done, total).
-        holdout: epsilons of the test examples on the same trajectory; None for those by the method.
-        known: values by key of audit.json that are not to be found.
     """
 
-    log: NormLog
+    log: NormLog  # what the epsilons were made of
+    # of all its examples; in parts only if rows were accounted one by one, and the example table
+    # has them in the log's order
     epsilons: EpsilonTable
-    recorded: RecordedRun
-    name: str = ""
+    recorded: RecordedRun  # what else is known about the run
+    name: str = ""  # of the run
+    # columns to group by; default those in run.json, else label and all metadata
     by: Sequence[str] = ()
+    # how the epsilons were computed; None for no other accounts beside them
     method: Method | None = None
-    seed: int = 0
-    command: str = ""
-    tell: StageProgress = silent
+    seed: int = 0  # of the random choices of attacks and group tables
+    command: str = ""  # reproduces the audit
+    tell: StageProgress = silent  # called as tell(stage, done, total)
+    # epsilons of the test examples on the same trajectory; None for those by the method
     holdout: EpsilonTable | None = None
+    # values by key of audit.json that are not to be found
     known: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -462,11 +438,7 @@ def attacked_table(run: AuditedRun) -> EpsilonTable:
 
 
 def find_all(run: AuditedRun) -> Audit:
-    """Everything that can be found about a run.
-
-    Raises:
-        InputError: a column that does not exist, or groups without an example table.
-    """
+    """All that can be found; InputError for columns that do not exist, or no example table."""
     for key in ("fidelity", "sensitivity"):  # other accounts, which tell how far they are
         getattr(run.audit, key)
     run.tell(ANALYSING, 0, 1)

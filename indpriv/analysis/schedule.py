@@ -13,7 +13,6 @@ adds up its norms, and norms fall as the model learns.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,11 @@ class _Curve:
         return self._first(accuracy, self.steps)
 
     def _first(self: Any, accuracy: float, values: tuple[float, ...]) -> Any:
-        if values and self.test_accuracy[0] >= accuracy:
-            return float(values[0])
-        points = zip(values, self.test_accuracy, strict=False)
-        for (value, reached), (later, better) in pairwise(points):
-            if reached < accuracy <= better:
-                return float(value + (later - value) * (accuracy - reached) / (better - reached))
-        return None
+        reached = np.flatnonzero(np.array(self.test_accuracy) >= accuracy)
+        if not values or not len(reached):
+            return None
+        around = slice(max(reached[0] - 1, 0), reached[0] + 1)
+        return float(np.interp(accuracy, self.test_accuracy[around], values[around]))
 
 
 Curve: Any = record("curve", _Curve)
@@ -97,17 +94,9 @@ def composed_epsilons(
 ) -> ComposedEpsilons:
     """Compose a run of sampled Gaussian steps by each of the five rules.
 
-    Args:
-        noise_multiplier: one for all steps, or (total_steps,).
-        sample_rate: one for all steps, or (total_steps,).
-        total_steps: number of steps.
-        delta: of each step where a rule needs one, and of the whole run for zcdp and moments.
-
-    Returns:
-        epsilons in nats; infinity where a formula overflows.
-
-    Raises:
-        InputError: a value out of range, or an array of another shape.
+    noise_multiplier, sample_rate: one for all steps, or (total_steps,); delta: of each step where a
+    rule needs one, and of the whole run for zcdp and moments. Epsilons are in nats, infinity where
+    a formula overflows. InputError for a value out of range, or an array of another shape.
 
     >>> published = composed_epsilons(6.0, 0.01, total_steps=10_000, delta=1e-5)
     >>> round(published.basic, 3), round(published.zcdp, 3), round(published.moments, 3)
@@ -189,12 +178,10 @@ def read_curve(
 ) -> dict[str, Any] | None:
     """What the checkpoints of an audited run say; None where it kept no curve.
 
-    Returns:
-        held_fixed, see `ScheduleFindings`; accuracy, of the test when the worst case was
-        at_epsilon; epsilon and step, worst case and number of steps when test accuracy first
-        reached at_accuracy; worst_case_epsilon and median_epsilon of the whole run. A value is None
-        where it was not asked for or lies beyond the checkpoints, and each epsilon for a run that
-        has no privacy.
+    held_fixed, see `ScheduleFindings`; accuracy, of the test when the worst case was at_epsilon;
+    epsilon and step, worst case and number of steps when test accuracy first reached at_accuracy;
+    worst_case_epsilon and median_epsilon of the whole run. A value is None where it was not asked
+    for or lies beyond the checkpoints, and each epsilon for a run that has no privacy.
     """
     if audit.schedule is None or audit.schedule.curve is None:
         return None
@@ -268,11 +255,7 @@ def evenly_spaced_records(log: NormLog, most: int) -> list[int]:
 
 
 def read_one(log: NormLog, row: int) -> tuple[NDArray[np.integer], FloatArray, BoolArray]:
-    """The norms of all examples in the record at one position.
-
-    Returns:
-        (n_examples,) codes of norms, the norms over max_grad_norm, and which are above it.
-    """
+    """(n_examples,) codes of norms in one record, the norms over max_grad_norm, which are above."""
     found = log.records[[row]].read(0, log.n_examples)[0]
     if log.levels.rounding:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)

@@ -240,13 +240,8 @@ Shares = Annotated[Interval, figure("percent_span")]
 def clopper_pearson(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
     """Exact two-sided interval of a binomial rate (Clopper and Pearson 1934); [0, 1] of no trials.
 
-    Args:
-        successes: a whole number.
-        trials: a whole number.
-        confidence: of this interval by itself.
-
-    Raises:
-        InputError: fewer than no successes, or more than trials.
+    confidence: of this interval by itself. InputError for fewer than no successes, or more than
+    trials; both are whole numbers.
     """
     if not 0 <= successes <= trials:
         raise InputError(f"{successes:g} successes in {trials:g} trials is not a possible outcome")
@@ -356,20 +351,14 @@ def generator_of(seed: int, name: str | None) -> np.random.Generator:
 
 
 class Means(NamedTuple):
-    """Means of independent examples, or weighted sums of such means, with what intervals need.
+    """Means of independent examples, or weighted sums of such means, with what intervals need."""
 
-    Attributes:
-        estimate, error: (n,) with its standard error; NaN where undefined.
-        skewness: (n,) of the estimate.
-        freedom: (n,) degrees of freedom of the error.
-        least: (n,) the smallest value, or weighted sum of these.
-    """
-
+    # estimate, error: (n,) with its standard error; NaN where undefined
     estimate: FloatArray
     error: FloatArray
-    skewness: FloatArray
-    freedom: FloatArray
-    least: FloatArray
+    skewness: FloatArray  # (n,) of the estimate
+    freedom: FloatArray  # (n,) degrees of freedom of the error
+    least: FloatArray  # (n,) the smallest value, or weighted sum of these
 
     def intervals(
         self, high: float = np.inf, chosen: NDArray[np.bool_] | bool = True
@@ -470,19 +459,15 @@ def means_by_cell(values: FloatArray, weights: IntArray, cells: IntArray, size: 
 
 @dataclass(frozen=True)
 class SpreadTest:
-    """Permutation test of the hypothesis that groups are exchangeable within strata.
+    """Permutation test of the hypothesis that groups are exchangeable within strata."""
 
-    Attributes:
-        p_value: for the whole table: how often the most extreme group of a permutation is at least
-            as extreme as here.
-        adjusted: (n_groups,) the same for each group, corrected for all groups tested (single-step
-            maxT); None where the group was not tested.
-        permutations: number of permutations drawn.
-    """
-
+    # for the whole table: how often the most extreme group of a permutation is at least as extreme
+    # as here
     p_value: float
+    # (n_groups,) the same for each group, corrected for all groups tested (single-step maxT); None
+    # where the group was not tested
     adjusted: tuple[float | None, ...]
-    permutations: int
+    permutations: int  # number of permutations drawn
 
 
 def permutation_test(

@@ -116,22 +116,17 @@ def nothing(_: "Audit") -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """One thing that an audit looks at.
+    """One thing that an audit looks at."""
 
-    Attributes:
-        name: of the finding, its template, and its keys of audit.json in columns.toml.
-        find: values of its keys from an `AuditedRun`; what is left out is empty.
-        alarms: what contradicts the account, in sentences. Each fails the gate.
-        watched: what the gate calls it that there are none.
-        public: what the gate says of it to everybody, without figures of the data; None withholds.
-        notes: what a reader should look at, in sentences. None fails the gate.
-    """
-
-    name: str
+    name: str  # of the finding, its template, and its keys of audit.json in columns.toml
+    # values of its keys from an `AuditedRun`; what is left out is empty
     find: Callable[[Any], Mapping[str, Any]]
+    # what contradicts the account, in sentences. Each fails the gate.
     alarms: Callable[["Audit"], Iterable[str]] = nothing
-    watched: str = ""
+    watched: str = ""  # what the gate calls it that there are none
+    # what the gate says of it to everybody, without figures of the data; None withholds
     public: Callable[["Audit"], str] | None = None
+    # what a reader should look at, in sentences. None fails the gate.
     notes: Callable[["Audit"], Iterable[str]] = nothing
 
     @cached_property
@@ -207,11 +202,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Audit":
-        """Read the content of audit.json.
-
-        Raises:
-            InputError: another schema version, a key is absent, or a value is of another kind.
-        """
+        """Read the content of audit.json; InputError for another version, or what lacks a key."""
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
             raise refused("refusal.compared", "schema", version=version, known=SCHEMA_VERSION)

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import log_softmax
 
+from indpriv._facts import refused
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv._reading import named
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
@@ -31,25 +32,20 @@ class AttributeKnowledge:
     """One attribute of the training examples and of test examples, and what speaks for each value.
 
     Non-members are test examples that imputation was not fitted on; ids are within their split.
-
-    Attributes:
-        values: names of its k values, at least two.
-        truth: (n,) int64 number of the true value of each example.
-        likelihood: (n, k) log-probability of the label by the attacked model, with each value in
-            place of the true one.
-        prior: (n, k) log-probability of each value by imputation from the other columns, fitted on
-            other test examples.
-        imputed: (n, k) the same from the other columns and the label: the baseline without the
-            model.
     """
 
     name: str
-    values: tuple[str, ...]
-    truth: IntArray
+    values: tuple[str, ...]  # names of its k values, at least two
+    truth: IntArray  # (n,) int64 number of the true value of each example
     member: BoolArray
     example_ids: NDArray[np.generic]
+    # (n, k) log-probability of the label by the attacked model, with each value in place of the
+    # true one
     likelihood: FloatArray
+    # (n, k) log-probability of each value by imputation from the other columns, fitted on other
+    # test examples
     prior: FloatArray
+    # (n, k) the same from the other columns and the label: the baseline without the model
     imputed: FloatArray
 
     def __post_init__(self) -> None:
@@ -63,10 +59,7 @@ class AttributeKnowledge:
         for name in _LOGS:
             logs = getattr(self, name)
             if logs.shape != (n, k) or not (logs <= 1e-6).all():
-                raise InputError(
-                    f"{self.name}: {name} must be log-probabilities of shape {(n, k)}, at most 0 "
-                    "and not NaN"
-                )
+                raise refused("refusal.attacks", "logs", of=self.name, name=name, shape=(n, k))
 
     def marginal(self) -> FloatArray:
         """(k,) log-share of each value in the population, as imputation has it for others."""
@@ -126,11 +119,7 @@ def write_knowledge(known: Sequence[AttributeKnowledge], path: Path) -> None:
 
 
 def read_knowledge(path: Path) -> tuple[AttributeKnowledge, ...]:
-    """Read what `write_knowledge` wrote.
-
-    Raises:
-        EvidenceError: the file holds something else.
-    """
+    """Read what `write_knowledge` wrote; EvidenceError where the file holds something else."""
     kinds = {"attribute": "t", "member": "b", "example_id": "", "value": "", "true": "b"}
     with named(path):
         frame = read_parquet(path, kinds={**kinds, **dict.fromkeys(_LOGS, "f")})

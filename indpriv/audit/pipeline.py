@@ -33,24 +33,20 @@ WRITING = "writing"
 
 
 class MethodOptions(TypedDict, total=False):
-    """Arguments of `indpriv.account` that an audit hands on; left out or None, they are as follows.
+    """Arguments of `indpriv.account` that an audit hands on; left out or None, as beside it."""
 
-    Attributes:
-        delta: the one in run.json.
-        accountant, conversion, between_records, preset: those in run.json, else as
-            `indpriv.account` has them.
-        participation: the one in run.json, else "known" if batches were no Poisson samples and the
-            log says who took part.
-        neighbouring: the one in run.json, else that of the log, or "zero_out" where updates tell
-            the number of examples.
-    """
-
-    delta: float | None
+    delta: float | None  # the one in run.json
+    # accountant, conversion, between_records, preset: those in run.json, else as `indpriv.account`
+    # has them
     accountant: str
     conversion: str
     between_records: str
     preset: str | None
+    # the one in run.json, else "known" if batches were no Poisson samples and the log says who took
+    # part
     participation: str | None
+    # the one in run.json, else that of the log, or "zero_out" where updates tell the number of
+    # examples
     neighbouring: str | None
 
 

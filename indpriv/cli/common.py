@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.progress import Progress, TaskID
 
-from indpriv._facts import text
+from indpriv._facts import refused, text
 from indpriv._folders import is_remote
 from indpriv._formatting import Console, clean
 from indpriv._storage import location, location_on_disk
@@ -65,10 +65,7 @@ def check_device(device: str) -> None:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # depends on the PyTorch build
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"device {device} cannot be used: {reason}; pass cpu, or a device that this build of "
-            "PyTorch supports"
-        ) from error
+        raise refused("refusal.commands", "device", device=device, reason=reason) from error
 
 
 @contextmanager
@@ -87,12 +84,9 @@ def progress_bar() -> Iterator[StageProgress]:
 
 
 def checked_run(path: Path | None, command: str, program: str = "indpriv") -> Path:
-    """The path, if it is a run directory.
+    """The path, if it is a run directory; InputError with what to type next if it is not.
 
     command, program: as they are typed before it.
-
-    Raises:
-        InputError: it is missing or something else; the message says what to type next.
     """
     command = f"{program} {command}"
     if path is None:

@@ -270,11 +270,8 @@ def _refuse_other_figures(path: Path, norms: bool) -> None:
         raise InputError(f"--of norms is for a run directory, and {path} is none; leave it out")
     audit_dir = path / "audit"
     made = "" if audit_dir.is_dir() else f"after {common.typed('audit', path)}, "
-    raise InputError(
-        f"{path} is a run, and epsilons are released from its audit; {made}type: "
-        f"{common.typed('publish quantiles', audit_dir)} ...; norms before the first step need "
-        "--of norms"
-    )
+    typed = common.typed("publish quantiles", audit_dir)
+    raise refused("refusal.commands", "epsilons_of_run", path=path, made=made, typed=typed)
 
 
 def statement(

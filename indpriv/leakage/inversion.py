@@ -208,25 +208,19 @@ def one_by_one(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Look:
-    """One observation, and what the attacker knows.
+    """One observation, and what the attacker knows."""
 
-    Attributes:
-        observed: (d,) what was read, with its noise.
-        sent: (d,) bool, the coordinates that were sent.
-        targets: (batch,) labels, found or known.
-        shape, low, high: of the inputs of the batch, and their range.
-        alternatives: from the place of an example in the batch to candidates (m, ...), and what
-            would be read (m, d) without noise if each of them stood there.
-    """
-
-    observed: Tensor
-    sent: Tensor
-    targets: Tensor
+    observed: Tensor  # (d,) what was read, with its noise
+    sent: Tensor  # (d,) bool, the coordinates that were sent
+    targets: Tensor  # (batch,) labels, found or known
+    # shape, low, high: of the inputs of the batch, and their range
     shape: tuple[int, ...]
     low: float
     high: float
     reader: Reader
     generator: torch.Generator
+    # from the place of an example in the batch to candidates (m, ...), and what would be read (m,
+    # d) without noise if each of them stood there
     alternatives: Callable[[int], tuple[Tensor, Tensor]]
 
     def mismatch(self, inputs: Tensor, *, clipped: bool) -> Tensor:

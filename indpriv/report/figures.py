@@ -434,13 +434,8 @@ def check_images(inputs: NDArray[np.float32]) -> None:
 def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]:
     """PNGs as data URIs, by example id, of the examples at both ends.
 
-    Args:
-        drivers: whose ids are positions in images.
-        images: (n_examples, channels, height, width); all are drawn on one scale, the range of
-            those shown.
-
-    Raises:
-        InputError: not images, or ids that are not positions.
+    images: (n_examples, channels, height, width), in which the ids of drivers are positions; all
+    are drawn on one scale, the range of those shown. InputError for no images, or other ids.
     """
     check_images(images)
     ids = [*drivers.least_protected, *drivers.most_protected]
@@ -453,13 +448,9 @@ def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]
 
 
 def picture_pairs(pairs: NDArray[np.float32]) -> bytes:
-    """A PNG of pictures above their reconstructions, on one scale.
+    """A PNG of pairs (k, 2, channels, height, width) of pictures above their reconstructions.
 
-    Args:
-        pairs: (k, 2, channels, height, width).
-
-    Raises:
-        InputError: not images.
+    They are on one scale. InputError for no images.
     """
     check_images(pairs[:, 0])
     low, high = float(pairs.min()), float(pairs.max())

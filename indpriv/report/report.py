@@ -55,14 +55,9 @@ def render_audit(
 ) -> str:
     """The page of an audit, with every text of the data escaped.
 
-    Args:
-        audit: what was found.
-        pictures: data URIs by example id, from `indpriv.report.figures`; without them, no example
-            is on the page.
-        search: what the page can be searched for, from `search_data`; without it, no
-            epsilon of one example is on the page.
-        reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
-        since: an earlier audit, with which the verdict compares this one.
+    pictures: data URIs by example id, from `indpriv.report.figures`; search: from `search_data`.
+    Without them, no example and no epsilon of one is on the page. reconstructed: data URIs of
+    pictures above their reconstructions, by attack; since: an earlier audit to compare with.
     """
     beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search}
     return _page_of(audit, since).html(beside)
@@ -476,15 +471,8 @@ def search_data(
     """What the search reads, as JSON that can stand inside a script element.
 
     A coding has the facts that one code per example picks: each a name, and the text of each code.
-
-    Args:
-        audit: of the run, whose groupings are shown.
-        log: what the table was made of.
-        table: its account.
-        train: one row for each row of the table, in its order; None where groups are unknown.
-
-    Returns:
-        None for more than MOST_EXAMPLES.
+    train: one row for each row of the table, in its order; None where groups are unknown. The
+    result is None for more than MOST_EXAMPLES.
     """
     if len(table) > formats.MOST_EXAMPLES:
         return None

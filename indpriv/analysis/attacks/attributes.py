@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._plain import records
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.analysis.attacks import membership, rates
@@ -168,7 +168,8 @@ def _alarms(audit: Audit) -> Iterator[str]:
     found = audit.attribute_attacks
     for one in records(found[found["above_ceiling"] & (found["by"] == "")]):
         if one.model == "dp":
-            yield f"{one.attribute}: the advantage exceeds the worst case: {membership.WRONG}"
+            what = f"{one.attribute}: the advantage exceeds the worst case"
+            yield text("sentence.attacks", "wrong", what=what)
 
 
 FINDING = Finding(

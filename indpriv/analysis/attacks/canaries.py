@@ -14,6 +14,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from indpriv._checks import check_delta, check_positive_int
+from indpriv._facts import refused, text
 from indpriv._plain import shown
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.account import account
@@ -30,19 +31,10 @@ from indpriv.norm_log.norm_log import NormLog
 
 CanaryBound: Any = record("canary_bound")
 CanaryFindings: Any = record("canary_findings")
-ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
-BALANCED = (
-    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
-    "non-members, as if fair coins had chosen them: valid if members were chosen at random"
-)
 _THRESHOLDS = (0.25, 0.5, 0.75)  # quantiles of the predicted scores at which rates are counted
 _SIMULATED = 20_000  # scores of each side, to compare distributions with
 _LEAST = 8  # members, and others, of one length
 SIGNIFICANCE = 1e-3  # of all tests of the account together
-EACH_BY_ITSELF = (
-    "Each lower bound holds with 95 % confidence by itself: among several, the largest one does "
-    "not. Whether scores agree with the account is tested for all lengths together."
-)
 
 
 # --- any attack
@@ -120,7 +112,8 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             for rate, (bound_of, tried) in lower_bound.OF_INDEPENDENT.items():
                 more[rate] = bound_of(values, member, delta), tried
             rows += [key | n | {"rate": k, "value": x, "n": of} for k, (x, of) in more.items()]
-    method, table = ONE_RUN if fair else BALANCED, summary.table(summary.RATES, rows)
+    method = text("sentence.canaries", "fair_coins" if fair else "balanced")
+    table = summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
 
 
@@ -167,20 +160,15 @@ def measure_gradient_canaries(
     """
     delta = check_delta(delta)
     if scores.adversary != "updates" or scores.groups is None or not scores.fair_coins:
-        raise InputError(
-            f"scores of the attack {scores.method!r} are not those of gradient canaries; pass what "
-            "a Recorder with attack=GradientCanaries(...) wrote"
-        )
+        raise refused("refusal.compared", "no_canaries", scores=scores)
     judged, left_out = dict[str, IntArray](), list[str]()
     for name, index in rates.group_indices(scores).items():
         inside = int(scores.member[index].sum())
         if min(inside, len(index) - inside) >= _LEAST:
             judged[name] = index
             continue
-        left_out.append(
-            f"Canaries of length {name} have {inside} members and {len(index) - inside} others; a "
-            f"bound needs {_LEAST} of each: insert more."
-        )
+        counts = {"inside": inside, "others": len(index) - inside, "least": _LEAST}
+        left_out.append(text("sentence.canaries", "left_out", length=name, **counts))
     found, side = [], np.repeat([True, False], _SIMULATED)
     for name, index in judged.items():
         own, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
@@ -299,10 +287,8 @@ def _from_rates(canaries: Canaries) -> CanaryBound:
         (low, _), (_, high) = (statistics.binomial_ends(*side, confidence) for side in sides)
         return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
-    epsilon = lower_bound.gaussian_epsilon(
-        float(largest_mu(canaries.member[None])[0]), canaries.delta
-    )
-    return _bound("rates", epsilon, canaries, largest_mu)
+    epsilon_of = partial(lower_bound.gaussian_epsilon, delta=canaries.delta)
+    return _bound("rates", canaries, largest_mu, epsilon_of)
 
 
 def _from_means(canaries: Canaries) -> CanaryBound:
@@ -313,27 +299,30 @@ def _from_means(canaries: Canaries) -> CanaryBound:
         difference, error = separation(canaries.scores, member)
         return difference - quantile * error
 
-    proven, epsilon = float(least(canaries.member[None])[0]), 0.0
+    def epsilon_of(proven: float) -> float:
+        def excess(length: float) -> float:
+            return predicted_separation(canaries.settings, length) - proven
 
-    def excess(length: float) -> float:
-        return predicted_separation(canaries.settings, length) - proven
-
-    shortest, longest = 1e-3, 1.0
-    if excess(shortest) < 0:
+        shortest, longest = 1e-3, 1.0
+        if excess(shortest) >= 0:
+            return 0.0
         while excess(longest) < 0:
             longest *= 2
-        length = optimize.brentq(excess, shortest, longest, xtol=1e-4)
-        log = _log_of(canaries.settings, length)
-        epsilon = float(
-            account(log, delta=canaries.delta, accountant="pld", brackets=True).epsilon_lower[0]
-        )
-    return _bound("means", epsilon, canaries, least)
+        log = _log_of(canaries.settings, optimize.brentq(excess, shortest, longest, xtol=1e-4))
+        found = account(log, delta=canaries.delta, accountant="pld", brackets=True)
+        return float(found.epsilon_lower[0])
+
+    return _bound("means", canaries, least, epsilon_of)
 
 
 def _bound(
-    key: str, epsilon: float, canaries: Canaries, least: Callable[[BoolArray], FloatArray]
+    key: str,
+    canaries: Canaries,
+    least: Callable[[BoolArray], FloatArray],
+    epsilon_of: Callable[[float], float],
 ) -> CanaryBound:
     """A bound, and how often coins that have nothing to do with the scores prove more than 0."""
+    epsilon = epsilon_of(float(least(canaries.member[None])[0]))
     coins = canaries.rng.random((lower_bound.NULL_TRIALS, len(canaries.scores))) < 0.5
     alarms = int((least(coins) > 0).sum())
     return CanaryBound(
@@ -379,24 +368,17 @@ def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
 
 
 def _proven(audit: Audit) -> Iterator[str]:
-    if (found := audit.canaries) is None:
-        return
-    proven, guarantee = found.overall["epsilon"], audit.guarantee
-    if proven.value > guarantee.worst_case_epsilon:
-        yield (
-            f"The canaries prove a worst-case epsilon of at least {shown(proven, 'value')}, "
-            f"above the {shown(guarantee, 'worst_case_epsilon')} accounted: the run or "
-            "its account is wrong."
-        )
+    proven, guarantee = audit.canaries and audit.canaries.overall["epsilon"], audit.guarantee
+    if proven and proven.value > guarantee.worst_case_epsilon:
+        accounted = shown(guarantee, "worst_case_epsilon")
+        proved = shown(proven, "value")
+        yield text("sentence.canaries", "proven", proved=proved, accounted=accounted)
 
 
 def _contradicted(audit: Audit) -> Iterator[str]:
     for one in audit.gradient_canaries.lengths if audit.gradient_canaries else ():
         if not one.agrees:
-            yield (
-                f"Gradient canaries of length {shown(one, 'length')} contradict the account: the "
-                "run or its account is wrong."
-            )
+            yield text("sentence.canaries", "contradicted", length=shown(one, "length"))
 
 
 FINDINGS = (

@@ -16,6 +16,7 @@ from scipy import stats
 
 from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
+from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.recorded_run import AuditedRun, attacked_table
@@ -62,9 +63,7 @@ def membership_effects(
     epsilon, mu = table.epsilon[rows], mu_of(table)[rows]
     found = _effects(values, member)
     if (n := int(np.isfinite(found.effect).sum())) < _LEAST:
-        raise InputError(
-            f"{n} examples have both an epsilon and models with and without them; take {_LEAST}"
-        )
+        raise refused("refusal.signals", "few_examples", n=n, least=_LEAST)
     codes = _bins(epsilon, table.at_worst_case[rows], bins)
     actual, null = _statistics(found, codes, mu), np.empty((redraws, int(codes.max()) + 3))
     for draw in range(redraws):
@@ -110,10 +109,7 @@ def _taken(
         rows = np.where(signals.member[signals.audited], rows, -1)  # test examples share ids
     models = [model for model in range(signals.n_models) if model != signals.audited]
     if len(models) < LEAST_MODELS:
-        raise InputError(
-            f"there are {len(models)} models, and effects need {LEAST_MODELS}; train more with "
-            "train_references"
-        )
+        raise refused("refusal.signals", "few_for_effects", n=len(models), least=LEAST_MODELS)
     values = np.stack([signals.finite(model) for model in models])
     used = (rows >= 0) & ~np.isnan(values).any(axis=0)
     if not used.any():

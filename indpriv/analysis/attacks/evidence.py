@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.summary import record
 from indpriv.errors import InputError
@@ -48,10 +49,7 @@ class Evidence:
         n = len(self.evidence)
         lengths = (len(self.member), len(self.run), len(self.predicted))
         if any(length != n for length in lengths):
-            raise InputError(
-                f"evidence on {n} examples, but member, run and predicted are of lengths "
-                f"{lengths}; pass one row for each example of each run"
-            )
+            raise refused("refusal.compared", "evidence", n=n, lengths=lengths)
         if len(np.unique(self.run)) < 2:
             raise InputError(_ONE_RUN)
 

@@ -23,6 +23,7 @@ import pandas as pd
 
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._columns import to_floats
+from indpriv._facts import refused, text
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.account import table_for
 from indpriv.analysis import summary
@@ -41,10 +42,6 @@ from indpriv.example_table import ExampleTable
 FittedModel: Any = summary.record("fitted_model")
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
-WRONG = (
-    "the run or its account is wrong, unless training and test examples differ in other ways too: "
-    "was the split random?"
-)
 _CEILING_AT = 0.01  # false-positive rate of the ceiling in the table of examples
 _BINS = 10
 _LEAST = 40  # with fewer members or non-members, no bin could show anything
@@ -303,10 +300,7 @@ def unit_scores(
         raise InputError(f"there are {len(codes)} unit ids for {len(scores.scores)} scores")
     n = len(units)
     if split := split_units(codes, scores.member):
-        raise InputError(
-            f"{split} units have both members and non-members; attack whole units, whose rows are "
-            "all in the training data or all outside"
-        )
+        raise refused("refusal.signals", "split", n=split)
     return replace(
         scores,
         scores=UNIT_RULES[rule](scores.scores, codes, n),
@@ -384,10 +378,7 @@ def attack_by_epsilon(
         ("non-members", len(nonmember_epsilon), len(others)),
     ):
         if count != found:
-            raise InputError(
-                f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for "
-                "each score"
-            )
+            raise refused("refusal.compared", "scores", n=found, side=side, count=count)
     if min(len(mine), len(others)) < _LEAST:
         return summary.table(summary.BINS)
     choosing, reporting = rates.halves(others, seed)
@@ -459,12 +450,14 @@ def _in_bins(run: AuditedRun) -> dict[str, Any]:
 def _attacks_above(audit: Audit) -> Iterator[str]:
     for one in attacks_on(audit, "dp"):
         if one.above_worst_case:
-            yield f"{one.title} exceeds what the worst case allows: {WRONG}"
+            what = f"{one.title} exceeds what the worst case allows"
+            yield text("sentence.attacks", "wrong", what=what)
 
 
 def _bins_above(audit: Audit) -> Iterator[str]:
     if above := int(audit.attack_by_epsilon["above_worst_case"].sum()):
-        yield f"In {above} bins of epsilon an attack exceeds what the worst case allows: {WRONG}"
+        what = f"In {above} bins of epsilon an attack exceeds what the worst case allows"
+        yield text("sentence.attacks", "wrong", what=what)
 
 
 def _bins_to_look_at(audit: Audit) -> Iterator[str]:

@@ -27,10 +27,6 @@ UnequalAttack: Any = record("unequal_attack")
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
 ALL, UPDATES = "all examples", "longest canaries"  # parts that are no groups of a column
-PROTOCOL = (
-    "In each group, as many random members as non-members are taken. A random half of each chooses "
-    "the threshold; the success rate is measured on the other half. Chance is 50 %."
-)
 _COMMON = 0.01  # false-positive rate of the threshold that all groups share
 _ROC_POINTS = 50
 LARGEST_EXPONENT = 700.0  # e^700 is near the largest float

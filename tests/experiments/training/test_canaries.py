@@ -7,8 +7,9 @@ from audits.training import dp_sgd
 from audits.training.canaries import train_with_canaries
 from audits.training.config import DataConfig
 from indpriv import NormLog
+from indpriv._facts import text
 from indpriv._files import read_json
-from indpriv.analysis.attacks.canaries import ONE_RUN, measure_attack
+from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import InputError
@@ -37,7 +38,7 @@ def test_only_included_canaries_are_trained_on(run_dir):
     assert not examples.test["canary"].any()
     own = np.sort(-examples.train.loc[examples.train["canary"], "loss"].to_numpy())
     assert np.allclose(own, np.sort(scores.scores[scores.member]), rtol=1e-5)
-    assert measure_attack(scores).method == ONE_RUN
+    assert measure_attack(scores).method == text("sentence.canaries", "fair_coins")
 
 
 def test_neither_the_rate_nor_the_divisor_depends_on_the_coins(run_dir):
