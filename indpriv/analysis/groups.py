@@ -105,18 +105,12 @@ def group_table(
 ) -> GroupTable:
     """Compare the groups of one column, or of the combinations of several.
 
-    Args:
-        epsilons: of the training examples.
-        train: rows of the training examples in the same order; see `ExampleTable.train_rows`.
-        test: rows of the test examples; may be empty.
-        by: "label", "correct", "loss:bins=10" or a metadata column; "column:bins=10" cuts a numeric
-            column at its deciles; "race,sex" takes every combination.
-        min_size: groups with fewer training examples are marked as too small to read, and left out
-            of ratios and tests.
-        seed: of the permutations: an analysis seed, not one of training.
-
-    Raises:
-        InputError: no such column, or a numeric column with many values and no bins.
+    train: rows of the training examples in the order of the epsilons; test: those of test examples,
+    perhaps none. by: "label", "correct", "loss:bins=10" or a metadata column; "column:bins=10" cuts
+    a numeric column at its deciles; "race,sex" takes every combination. Groups with fewer training
+    examples than min_size are marked as too small to read, and left out of ratios and tests. seed:
+    of the permutations, not of training. InputError for no such column, or a numeric one with many
+    values and no bins.
     """
     if len(train) != len(epsilons):
         raise refused("refusal.compared", "rows", n=len(train), of=len(epsilons))

@@ -28,7 +28,7 @@ from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met, deltas
 from indpriv.accountant.units import Units
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
-from indpriv.analysis.recorded_run import AuditedRun, attacked_table
+from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding, record
 from indpriv.epsilon_table import DISCLAIMER, FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.norm_log import evidence
@@ -327,17 +327,15 @@ def guarantee_of_run(run: AuditedRun, membership: Membership | None = None) -> G
 
 @dataclass(frozen=True)
 class Composition:
-    """Several runs accounted together: epsilons over all runs, and the weakest guarantee.
-
-    runs: each by itself, at the delta of the whole: path, sampling, steps, n people or examples,
-    worst_case_epsilon and median_epsilon. reasons: why the status is not "supported", by run.
-    """
+    """Several runs accounted together: epsilons over all runs, and the weakest guarantee."""
 
     table: EpsilonTable
+    # each by itself, at the delta of the whole: path, sampling, steps, n people or examples,
+    # worst_case_epsilon and median_epsilon
     runs: tuple[Mapping[str, Any], ...]
     status: str
     statement: str
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # why the status is not "supported", by run
 
     def to_json(self) -> dict[str, Any]:
         """What composition.json holds: nothing about single people."""
@@ -514,7 +512,7 @@ def true_positive_rate(mu: FloatArray, false_positive_rate: float) -> FloatArray
 def _ceilings(run: AuditedRun) -> dict[str, Any]:
     if not (run.recorded.references or run.recorded.attributes):
         return {}
-    return {"ceilings": ceilings_of(run.log, run.once(attacked_table))}
+    return {"ceilings": ceilings_of(run.log, run.attacked_epsilons)}
 
 
 FINDINGS = (

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from indpriv._facts import refused, text
 from indpriv._plain import shown
 from indpriv._types import BoolArray, FloatArray
-from indpriv.analysis.recorded_run import AuditedRun, attacked_table
+from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.attack_scores import AttackScores
@@ -173,8 +173,7 @@ def _alarms(audit: Audit) -> Iterator[str]:
 
 
 def _find(run: AuditedRun) -> dict[str, Any]:
-    found = reconstructions_of(run.recorded.leakage, run.once(attacked_table))
-    return {"reconstruction": found}
+    return {"reconstruction": reconstructions_of(run.recorded.leakage, run.attacked_epsilons)}
 
 
 FINDING = Finding(

@@ -404,6 +404,14 @@ class AuditedRun:
         return self.recorded.for_attacks(self.seed)
 
     @cached_property
+    def attacked_epsilons(self) -> EpsilonTable:
+        """Those of the members that are attacked, in memory."""
+        if self.epsilons.in_memory:
+            return self.epsilons
+        positions = self.recorded.attacked(self.seed)[0]
+        return self.epsilons.take(slice(None) if positions is None else positions)
+
+    @cached_property
     def grouping(self) -> tuple[list[str], list[str]]:
         """Columns to group by, and sentences on what was left out."""
         if self.rows is not None:
@@ -426,15 +434,6 @@ class _BeingMade(Audit):
             found = dict(finding.find(self._run))
             self._values = {**dict.fromkeys(finding.keys), **found, **self._values}
         return super()._value(key)
-
-
-def attacked_table(run: AuditedRun) -> EpsilonTable:
-    """Epsilons of the members that are attacked."""
-    if run.epsilons.in_memory:
-        return run.epsilons
-    if (positions := run.recorded.attacked(run.seed)[0]) is not None:
-        return run.epsilons.take(positions)
-    return run.epsilons.table(run.epsilons.details)
 
 
 def find_all(run: AuditedRun) -> Audit:

@@ -37,7 +37,7 @@ from indpriv.report.page import print_page, print_pdf
 from indpriv.report.report import print_sensitive
 
 _OF_SEVERAL = {"at_epsilon", "at_accuracy"}  # settings of show
-_NAMES = 32  # columns of the names of checks and conditions
+_NAMES, _CONDITIONS = 32, 40  # columns of the names of checks, and of those of gate
 _LIMITS = {"--max": "largest", "--min": "smallest", "--require": "require"}  # options of gate
 
 
@@ -233,7 +233,7 @@ def gate(
         common.print_json({"passed": passed, "conditions": shown})
     else:
         values = {"passed": passed, "conditions": shown}
-        print_page("gate", Console(highlight=False), key_width=_NAMES, **values)
+        print_page("gate", Console(highlight=False), key_width=_CONDITIONS, **values)
     if not passed:
         raise typer.Exit(1)
 

@@ -80,14 +80,11 @@ def _font(match: re.Match[str]) -> str:
 def to_svg(
     figure: Figure, name: str, words: str, *, texts: Sequence[str] = (), tips: Sequence[str] = ()
 ) -> str:
-    """A figure as an inline SVG element.
+    """A figure, drawn in the colours of this module inside `style()`, as an inline SVG element.
 
-    Args:
-        figure: drawn in the colours of this module, inside `style()`.
-        name: unique on the page; prefixes every id.
-        words: its accessible name in a line, and alternative text: what the figure shows.
-        texts: what placeholder(0), placeholder(1), ... stand for.
-        tips: what is shown where the pointer is on the part with the gid tip0, tip1, ...
+    name: unique on the page, as it prefixes every id; words: the accessible name in a line, and
+    alternative text; texts: what placeholder(0), placeholder(1), ... stand for; tips: what is shown
+    where the pointer is on the part with the gid tip0, tip1, ...
     """
     title, _, description = words.partition("\n")
 

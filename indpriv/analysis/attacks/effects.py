@@ -19,7 +19,7 @@ from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.guarantee import mu_of
-from indpriv.analysis.recorded_run import AuditedRun, attacked_table
+from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, Interval, student_quantile
 from indpriv.analysis.summary import Finding, record
 from indpriv.attack_signals import CONFIDENCE as OF_CONFIDENCE
@@ -281,7 +281,7 @@ def _find(run: AuditedRun) -> dict[str, Any]:
         signals = of.get(OF_CONFIDENCE)
         if signals is None or not signals.coins or signals.n_models <= LEAST_MODELS:
             continue
-        table = run.once(attacked_table)  # all of it is in memory, as there are references
+        table = run.attacked_epsilons  # all of it is in memory, as there are references
         if (table.account.rows_per_unit or 1) == 1:
             found += vulnerable(signals, table, model=model, **more)
     return {"vulnerability": tuple(found)}

@@ -29,7 +29,7 @@ from indpriv.accountant.account import table_for
 from indpriv.analysis import summary
 from indpriv.analysis.attacks import rates
 from indpriv.analysis.guarantee import mu_of, true_positive_rate
-from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, attacked_table, in_rows_of
+from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, in_rows_of
 from indpriv.analysis.statistics import clopper_pearson
 from indpriv.analysis.summary import Audit, Finding, attacks_on
 from indpriv.attack_scores import AttackScores
@@ -103,7 +103,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
     Test examples are never sampled, so the hold-out has no batch norms, and members are compared
     with it by full records alone. No hold-out: None.
     """
-    log, method, table, attacked = run.log, run.method, run.once(attacked_table), run.attacked
+    log, method, table, attacked = run.log, run.method, run.attacked_epsilons, run.attacked
     known = method is not None and method.participation == "known"  # they take part in no step
     by_row = table.account.rows_per_unit is None
     if method is None or known or attacked.holdout is None or not by_row:
@@ -209,7 +209,7 @@ def attack_table(run: AuditedRun) -> pd.DataFrame | None:
     unit_id, n_rows, epsilon, loss (mean), then for each attack and rule the rank of the unit among
     random groups of as many non-members, from 0 to 1.
     """
-    recorded, table, ceilings = run.recorded, run.once(attacked_table), run.audit.ceilings
+    recorded, table, ceilings = run.recorded, run.attacked_epsilons, run.audit.ceilings
     if recorded.examples is None:
         return None
     if (table.account.rows_per_unit or 1) > 1:
@@ -251,7 +251,7 @@ def attack_table(run: AuditedRun) -> pd.DataFrame | None:
 
 def scores_of_units(run: AuditedRun) -> list[tuple[str, str, AttackScores]]:
     """Scores of units by each attack on the run and each rule; none where units have one row."""
-    table, found = run.once(attacked_table), list[tuple[str, str, AttackScores]]()
+    table, found = run.attacked_epsilons, list[tuple[str, str, AttackScores]]()
     if run.attacked.examples is None or (table.account.rows_per_unit or 1) == 1:
         return found
     owners = run.attacked.examples.train.set_index("example_id")["unit_id"]
