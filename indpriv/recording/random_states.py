@@ -41,6 +41,8 @@ _CHANCE = frozenset(["bernoulli", "bernoulli_p"])
 _REAL = frozenset(["randn", "randn_like", "normal", "normal_functional", "exponential"])
 _REAL |= {"log_normal", "geometric", "cauchy"}
 _MEANS = frozenset(["poisson", "_standard_gamma", "_sample_dirichlet"])  # of their argument
+# Attention whose kernel drops out by itself, on a GPU.
+_FUSED = "_scaled_dot_product", "_flash_attention", "_efficient_attention"
 _LARGE = 1 << 24
 _MANY = 4000  # objects that are searched for generators, at each depth
 _SELDOM = 0.05, 0.2  # places at which what has a chance, such as to be kept, does not happen
@@ -91,6 +93,9 @@ class Still(TorchDispatchMode):
             noise = torch.where(args[0] > 0, 1.0, args[2] + self._place * (args[3] - args[2]))
             args[1].copy_(noise)
             return args[0] * noise
+        if name.startswith(_FUSED):
+            named = zip(func._schema.arguments, args, strict=False)
+            args = [0.0 if known.name == "dropout_p" else value for known, value in named]
         out = func(*args, **(kwargs or {}))
         if self._known is not None:
             self._known |= {_storage(one): one for one in tensors_of(out)}
@@ -144,6 +149,8 @@ def _own_generators() -> list[Any]:
 def draw_from_each() -> None:
     """Move all of them on by a draw."""
     torch.rand(1), np.random.rand(), random.random()
+    for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        torch.rand(1, device=f"cuda:{number}")
     for one in _own_generators():
         if isinstance(one, torch.Generator):
             torch.rand(1, generator=one, device=one.device)

@@ -600,7 +600,7 @@ for _name, _change in COLLATED.items():
         "hooks ghost",
         name=f"collated_with_{_name}",
         expect="unsupported",
-        rare=_name == "partners_with_replacement",
+        rare=_name.startswith("partners_"),
     )(in_a_collate_function(_change))
 
 

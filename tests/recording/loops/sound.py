@@ -443,7 +443,7 @@ def of_reach(generator):
 
 for _place in ("global", "closure", "transform"):
 
-    @sound("hooks ghost", name=f"data_set_that_draws_from_a_{_place}", rare=_place == "transform")
+    @sound("hooks ghost", name=f"data_set_that_draws_from_a_{_place}", rare=_place != "global")
     def drawn_from(s, place=_place):
         s.train(of_reach(np.random.default_rng())[place])
 

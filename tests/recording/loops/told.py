@@ -369,5 +369,6 @@ def seed_by_the_number_of_the_step(s):
 @told("batch", "hooks ghost")
 def loaded_ahead_from_the_generator_of_torch(s):
     """Comparisons put that generator back, from which the other thread draws batches meanwhile."""
+    torch.seed()
     s.make(private=False)
     train_ahead(s)

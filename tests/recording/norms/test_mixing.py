@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from indpriv import InputError
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.random_states import Still
 from runs import PER_EXAMPLE
 
 SIZE = 20
@@ -178,3 +179,24 @@ def test_a_model_whose_coins_come_up_alike_is_random():
 
     with NormPass(Tossed(4, 3), PER_EXAMPLE, INPUTS, TARGETS) as norm_pass:
         assert norm_pass.caveats
+
+
+def test_fused_attention_drops_nothing_while_draws_are_held_still():
+    """As kernels on a GPU do, this one takes the rate of its dropout; on a CPU it refuses others than 0."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    rows = INPUTS[None, None]
+    with Still():
+        held, *_ = fused(rows, rows, rows, 0.5)
+    assert torch.equal(held, fused(rows, rows, rows, 0.0)[0])
+
+
+def test_ties_that_rounding_breaks_are_no_other_norms():
+    """Inputs on a grid: of many units the sum is 0, which batches of another size round otherwise."""
+    for seed in (39, 178, 385):
+        random = torch.Generator().manual_seed(seed)
+        inputs, weight = ((torch.randint(-3, 4, (n, 6), generator=random) / 30) for n in (64, 8))
+        model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
+        model[0].weight.data = weight
+        targets = (inputs[:, 0] > 0).long()
+        with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
+            norm_pass.check_training(wrap_model(model, "hooks"), inputs, targets)
