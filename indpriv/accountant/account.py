@@ -4,8 +4,6 @@ A log is checked, its rows are counted and bounded in blocks by the engine of an
 rows of one unit are taken together (see units.py for the proofs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,7 +66,7 @@ class Bounds:
     pairs: Pairs | None = None  # by losses; None where there are no tight bounds of each example
 
     @classmethod
-    def of(cls, kinds: StepKinds, method: Method, most_steps: float) -> Bounds:
+    def of(cls, kinds: StepKinds, method: Method, most_steps: float) -> "Bounds":
         """Those of adding or removing an example, or a unit where kinds are of several rows."""
         pairs = None
         if method.accountant == "pld" and not np.any(kinds.rows > 1):
@@ -104,7 +102,7 @@ class Engine:
     below: tuple[Steps, Pairs] | None = None
 
     @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> Engine:
+    def prepare(cls, log: NormLog, method: Method) -> "Engine":
         """Do what all blocks share; the log is as `checked` returns it."""
         steps, worst = Steps.of(log, method.between_records), worst_case(log, method)
         if uses_pairs(log, method):

@@ -4,8 +4,6 @@ Every account of one log is computed in this way, whatever its relation, so that
 where it was stopped, and runs on other machines.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -93,7 +91,7 @@ class RayPool:
         self._ray, self.n_tasks = ray, n_tasks
 
     @classmethod
-    def connect(cls, workers: int | None = None) -> RayPool:
+    def connect(cls, workers: int | None = None) -> "RayPool":
         """The cluster at RAY_ADDRESS, the one of this machine, or a new one on this machine.
 
         Args:
@@ -221,7 +219,7 @@ class BlockAccount:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def then(self, change: Callable[[EpsilonTable], EpsilonTable]) -> BlockAccount:
+    def then(self, change: Callable[[EpsilonTable], EpsilonTable]) -> "BlockAccount":
         """The same account, whose tables are changed in the end."""
         table = self.table
         return replace(self, table=lambda ids, found: change(table(ids, found)))

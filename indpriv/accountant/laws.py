@@ -6,8 +6,6 @@ is below one of the second, so the loss L = log(first / second) increases in the
 of z is one of L. Numbers in brackets are lines of docs/explanation/proofs.md, which has the proofs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,18 +42,18 @@ class Mixture:
     error: float = 0.0  # relative error of weights, besides a few roundings
 
     @classmethod
-    def sampled(cls, shift: FloatArray, rate: FloatArray) -> Mixture:
+    def sampled(cls, shift: FloatArray, rate: FloatArray) -> "Mixture":
         """A mean of `shift` (n,) that is there with probability `rate` (n,), and else 0."""
         mean = np.stack([np.zeros(len(shift)), shift], axis=1)
         return cls(mean, np.stack([1 - rate, rate], axis=1), np.zeros(len(shift)))
 
     @classmethod
-    def centred(cls, n: int) -> Mixture:
+    def centred(cls, n: int) -> "Mixture":
         """N(0, 1), n times."""
         return cls(np.zeros((n, 1)), np.ones((n, 1)), np.zeros(n))
 
     @classmethod
-    def of_rows(cls, shifts: FloatArray, rate: FloatArray, tail: float) -> Mixture:
+    def of_rows(cls, shifts: FloatArray, rate: FloatArray, tail: float) -> "Mixture":
         """Sums of the shifts (n, k) of rows that are sampled independently, or larger laws [1.7].
 
         Args:
@@ -97,16 +95,16 @@ class Mixture:
         mean = np.asarray(used[None] * (spacing * (1 + 5e-13)), np.float64)
         return cls(mean, weight[:, used], np.array(left_out), U * error)
 
-    def mirrored(self) -> Mixture:
+    def mirrored(self) -> "Mixture":
         """The same with the opposite means."""
         return Mixture(-self.mean[:, ::-1], self.weight[:, ::-1], self.beyond, self.error)
 
-    def without(self, steps: BoolArray) -> Mixture:
+    def without(self, steps: BoolArray) -> "Mixture":
         """The same, but of some steps (n,) nothing is known."""
         mean, beyond = np.where(steps[:, None], 0.0, self.mean), np.where(steps, 1.0, self.beyond)
         return Mixture(mean, self.weight, beyond, self.error)
 
-    def part(self, steps: slice) -> Mixture:
+    def part(self, steps: slice) -> "Mixture":
         """Some of the steps, or of what has means of its own."""
         alike = len(self.weight) // max(len(self.mean), 1)
         part = slice(steps.start * alike, steps.stop * alike)
@@ -252,7 +250,7 @@ class Cells:
         return len(self.loss)
 
     @classmethod
-    def joined(cls, parts: Sequence[Cells]) -> Cells:
+    def joined(cls, parts: "Sequence[Cells]") -> "Cells":
         """The laws of all parts, padded with points without mass."""
         width = max(part.loss.shape[1] for part in parts)
         more = [((0, 0), (0, width - part.loss.shape[1])) for part in parts]
@@ -263,7 +261,7 @@ class Cells:
         )
 
     @classmethod
-    def mixed(cls, weights: Sequence[float], laws: Sequence[Cells]) -> Cells:
+    def mixed(cls, weights: Sequence[float], laws: "Sequence[Cells]") -> "Cells":
         """One law of a step that is one of several, with these weights, and tells which [1.9]."""
         parts = list(zip(weights, laws, strict=True))
         loss = np.concatenate([law.loss for law in laws], axis=1)
@@ -272,7 +270,7 @@ class Cells:
         loss, mass = (np.take_along_axis(values, order, axis=1) for values in (loss, mass))
         return cls(loss, mass * (1 + 4 * U), np.sum([w * law.miss for w, law in parts], axis=0))
 
-    def symmetric(self) -> Cells:
+    def symmetric(self) -> "Cells":
         """The law of delta at epsilons of at least 0, whichever way the pair is taken [1.8].
 
         Losses above 0 and, with both laws exchanged, their opposites; the rest of its mass is at 0.

@@ -6,8 +6,6 @@ a fixed size, a step is another pair: which ones are the worst is proven in
 docs/explanation/proofs.md, whose lines the numbers in brackets are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce

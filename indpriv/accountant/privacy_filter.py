@@ -5,8 +5,6 @@ step included, stays within a cap, which then holds for the whole run by [9.9] o
 docs/explanation/proofs.md. Which examples were left out, and when, is sensitive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,7 +62,7 @@ class PrivacyFilter:
         sample_rate: float,
         order: float | None = None,
         conversion: str = "canonne2020",
-    ) -> PrivacyFilter:
+    ) -> "PrivacyFilter":
         """The filter that guarantees (epsilon, delta).
 
         Args:

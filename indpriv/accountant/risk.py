@@ -7,8 +7,6 @@ often it says so of a run with it. Individual figures describe attacks on this r
 it happened; only those of the worst case limit attacks in general.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,7 +64,7 @@ class Risk:
     mu: FloatArray
     mu_error: FloatArray
 
-    def at_most(self, worst: Risk, clipped: BoolArray) -> Risk:
+    def at_most(self, worst: "Risk", clipped: BoolArray) -> "Risk":
         """The same, limited by the worst case, since curves rise with the norm.
 
         clipped: (n,) examples that were clipped in every step: they have the worst case's figures.
@@ -90,7 +88,7 @@ class Readings:
     largest_epsilon: float = np.inf  # bounds the epsilon of every example's steps
 
     @classmethod
-    def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> Readings:
+    def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> "Readings":
         """Check the arguments."""
         rates = _checks.check_row(
             "false_positive_rate",

@@ -8,8 +8,6 @@ Gaussian law for each person, whose squared mu adds up. Someone who was in one r
 epsilon of that run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +54,7 @@ def compose(
     between_records: str = "last",
     participation: str | Sequence[str] = "secret",
     neighbouring: str | None = None,
-    tuning: Tuning | None = None,
+    tuning: "Tuning | None" = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:

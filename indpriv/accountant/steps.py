@@ -17,8 +17,6 @@ boundaries suit runs whose norms fall from the start, but are worse if norms are
 (benchmarks/fidelity.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -114,7 +112,7 @@ class NormCodes:
     direct: bool  # codes are those of the log
 
     @classmethod
-    def of(cls, log: NormLog) -> NormCodes:
+    def of(cls, log: NormLog) -> "NormCodes":
         """The codes of a log."""
         clips, steps = log.settings.max_grad_norm, log.recorded_steps
         if log.batch_norms is not None:
@@ -182,7 +180,7 @@ class GoverningNorms:
     @classmethod
     def of(
         cls, log: NormLog, between_records: str, *, apart: float = 0.0, down: bool = False
-    ) -> GoverningNorms:
+    ) -> "GoverningNorms":
         """Group the steps of a log.
 
         apart: relative distance of the settings that are told apart: each step then costs at least
@@ -242,7 +240,7 @@ class GoverningNorms:
         largest = np.broadcast_to(self.largest[:, None], values.shape)
         return np.asarray((self.codes.relative(values, largest) >= 1.0).all(axis=0))
 
-    def known(self, block: NormLog) -> KnownNorms:
+    def known(self, block: NormLog) -> "KnownNorms":
         """The norms of full records and batch norms together, of a log with batch norms."""
         log, rows = self.log, self.full(block)
         recorded, n_examples = log.recorded_steps, block.n_examples
@@ -363,7 +361,7 @@ class StepKinds:
         return len(self.rate)
 
     @classmethod
-    def concatenated(cls, parts: Sequence[StepKinds]) -> StepKinds:
+    def concatenated(cls, parts: "Sequence[StepKinds]") -> "StepKinds":
         """The kinds of all parts."""
         each = [(one.shift, one.rate, np.broadcast_to(one.rows, len(one))) for one in parts]
         shift, rate, rows = (np.concatenate(column) for column in zip(*each, strict=True))
@@ -492,7 +490,7 @@ class Steps:
     exact: bool  # nothing is snapped
 
     @classmethod
-    def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> Steps:
+    def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> "Steps":
         """Lay out the steps of a log; down: what is snapped is snapped to less loss."""
         norms, apart = GoverningNorms.of(log, between_records, down=down), 0.0
         n_codes, mixes = len(norms.codes.bounds), _mixes(norms)
@@ -526,7 +524,7 @@ class Steps:
         exact = exact and norms.codes.exact and apart == 0
         return cls(norms, laws, clipped, cell, record, mix, weight, exact)
 
-    def below(self) -> Steps:
+    def below(self) -> "Steps":
         """The same steps, none of which costs more than what was met: for lower bounds."""
         if self.exact:
             return self

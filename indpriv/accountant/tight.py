@@ -8,8 +8,6 @@ within short intervals. Numbers in brackets are lines of docs/explanation/proofs
 proofs.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -52,7 +50,7 @@ class Met:
     gaussian: FloatArray  # (n,) squared mu of a Gaussian mechanism besides
 
     @classmethod
-    def of(cls, counts: FloatArray | csr_array, gaussian: FloatArray | None = None) -> Met:
+    def of(cls, counts: FloatArray | csr_array, gaussian: FloatArray | None = None) -> "Met":
         """Checked counts; ValueError where they are not whole: a power of a complex number."""
         found = csr_array(counts)
         found.sum_duplicates()
@@ -66,7 +64,7 @@ class Met:
     def __len__(self) -> int:
         return len(self.gaussian)
 
-    def take(self, examples: IntArray | BoolArray) -> Met:
+    def take(self, examples: IntArray | BoolArray) -> "Met":
         """Some of the examples."""
         return Met(self.counts[examples], self.gaussian[examples])
 
@@ -88,8 +86,8 @@ class Losses:
     miss: FloatArray = field(init=False)
     psi: FloatArray = field(init=False)
     n_steps: FloatArray = field(init=False)  # (n_kinds,) steps of one count that are not Gaussian
-    _tilted: dict[int, Tilted] = field(init=False, default_factory=dict)
-    _lines: dict[tuple[int, float], Line] = field(init=False, default_factory=dict)
+    _tilted: "dict[int, Tilted]" = field(init=False, default_factory=dict)
+    _lines: "dict[tuple[int, float], Line]" = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.node_psi = self.cells.moments(*self.columns)
@@ -102,7 +100,7 @@ class Losses:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_one(cls, cells: Cells, met: Met, delta: float) -> Losses:
+    def of_one(cls, cells: Cells, met: Met, delta: float) -> "Losses":
         """Those of one example that met each law, with the moments near its best tilt alone.
 
         That is guessed twice, from a Gaussian mechanism with the same moment; if a guess is poor,
@@ -136,7 +134,7 @@ class Losses:
         np.logaddexp.at(found, rows, np.log(self.blend.data)[:, None] + psi[self.blend.indices])
         return np.asarray(found + 8 * U * np.abs(found) + 1e-12)
 
-    def line(self, column: int, period: float) -> Line:
+    def line(self, column: int, period: float) -> "Line":
         """The line with this tilt and period. It depends on the run alone [2.4]."""
         with self._lock:  # while it is made, too: another thread would make the same
             line = self._lines.get((column, period))
@@ -149,7 +147,7 @@ class Losses:
                 line = self._lines[column, period] = Line(self._tilted[column], period)
             return line
 
-    def table(self, line: Line, n_frequencies: int) -> Table:
+    def table(self, line: "Line", n_frequencies: int) -> "Table":
         """The transforms of a line at its first frequencies."""
         with self._lock:
             if n_frequencies not in line.tables:
@@ -373,7 +371,7 @@ class OnLine:
     @classmethod
     def tabled(
         cls, line: Line, met: Met, smooth: FloatArray, log_target: FloatArray, epsilon: FloatArray
-    ) -> Iterator[tuple[OnLine, IntArray]]:
+    ) -> "Iterator[tuple[OnLine, IntArray]]":
         """Examples on a line, with a table each that has enough frequencies, and their rows."""
         losses = line.at.losses
         n_kinds = max(len(losses.miss), len(losses.cells), 1)

@@ -10,8 +10,6 @@ Two sums are no bounds [8.5]: that of the rows' epsilons, and that of their RDP.
 Numbers in brackets are lines of docs/explanation/proofs.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class Units:
     numbers: IntArray  # (n_examples,) place in ids of the unit that each row belongs to
 
     @classmethod
-    def of(cls, log: NormLog) -> Units | None:
+    def of(cls, log: NormLog) -> "Units | None":
         """The units of a log; None if each row is accounted for itself."""
         if (owners := owners_of(log)) is None:
             return None
@@ -110,7 +108,7 @@ class UnitCells:
     rate: IntArray  # (n_settings,) place of the rate of a cell, by setting of a step
 
     @classmethod
-    def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
+    def of(cls, log: NormLog, between_records: str, largest_unit: int) -> "UnitCells":
         """The cells of a log whose largest unit has this number of rows."""
         norms, numbers = GoverningNorms.of(log, between_records), row_numbers(largest_unit)
         noise, rates = norms.settings.noise_multiplier, norms.settings.sample_rate

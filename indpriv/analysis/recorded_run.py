@@ -1,7 +1,5 @@
 """A run as it was recorded, and with its account: what findings are made of. Sensitive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -152,7 +150,7 @@ class RecordedRun:
     reconstructed: tuple[Path, ...] = ()  # PNG files of pictures and their reconstructions
     curve: Curve | None = None  # test accuracy and epsilon at checkpoints
 
-    def for_attacks(self, seed: int) -> RecordedRun:
+    def for_attacks(self, seed: int) -> "RecordedRun":
         """The same with random members and non-members, where there are very many.
 
         A rate over 2^19 of them is known to 0.14 %. Signals of reference models are used whole, and
@@ -375,7 +373,7 @@ class AuditedRun:
     def _computed(self) -> dict[Any, Any]:
         return {}
 
-    def once(self, compute: Callable[[AuditedRun], T]) -> T:
+    def once(self, compute: "Callable[[AuditedRun], T]") -> T:
         """What a function of the run gives, which is called once."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)

@@ -8,8 +8,6 @@ release.json what was spent: a ledger that is shorter or another is refused. A c
 directory, with a ledger of its own or in place of it, is not noticed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import accumulate

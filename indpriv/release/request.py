@@ -3,8 +3,6 @@
 A request is public: nothing is read off the data.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,14 +43,14 @@ class Budget:
     delta: Fraction = Fraction(0)
 
     @classmethod
-    def of(cls, epsilon: float, delta: float) -> Budget:
+    def of(cls, epsilon: float, delta: float) -> "Budget":
         """From floats, read as the decimals that they are printed as: 0.1 is a tenth."""
         return cls(Fraction(repr(float(epsilon))), Fraction(repr(float(delta))))
 
-    def __add__(self, other: Budget) -> Budget:
+    def __add__(self, other: "Budget") -> "Budget":
         return Budget(self.epsilon + other.epsilon, self.delta + other.delta)
 
-    def covers(self, cost: Budget) -> bool:
+    def covers(self, cost: "Budget") -> bool:
         """Whether a cost is within this limit."""
         return cost.epsilon <= self.epsilon and cost.delta <= self.delta
 

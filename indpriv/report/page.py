@@ -5,8 +5,6 @@ Markdown nor HTML is obeyed, unless it is `Safe`. Tables, figures and what is fo
 blocks: Markdown has their text, HTML and a terminal draw them in the place of their number.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
@@ -154,7 +152,7 @@ def _finalized(value: object) -> str:
 # --- templates
 
 
-_RENDERED: ContextVar[_Rendering] = ContextVar("rendered")  # the page whose template is filled
+_RENDERED: "ContextVar[_Rendering]" = ContextVar("rendered")  # the page whose template is filled
 
 
 @cache  # compiling templates takes most of the time of a short page
@@ -312,7 +310,7 @@ class Table:
             return "number"
         return "text" if max(map(len, cells), default=0) > _LONG else "word"
 
-    def only(self, columns: Iterable[int]) -> Table:
+    def only(self, columns: Iterable[int]) -> "Table":
         """The table with some of its columns."""
         kept = list(columns)
         made = Table((), [], self.caption, style=self.style, row_names=self.row_names)
@@ -321,7 +319,7 @@ class Table:
         return made
 
     @property
-    def short(self) -> Table:
+    def short(self) -> "Table":
         """The columns that a page does not fold away."""
         return self.only(range(self.first)) if self.first else self
 
