@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+from scipy.special import i0e
 
 from indpriv import _facts, _files, _folders, epsilon_table
 from indpriv._columns import grouping_of, known_columns
@@ -22,6 +23,7 @@ from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, 
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
 from indpriv.norm_log import fields, run_files
+from indpriv.norm_log.evidence import FALSE_ALARM
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 
 ACCOUNTING, COMPOSING = "accounting under other settings", "accounting for all runs"
@@ -215,8 +217,12 @@ def _compared(
         first[run_id] = path
         for one in run.sessions:
             counts = one.training or one.rounds
-            took_part = counts.took_part if counts and one.sampler == "poisson" else None
-            # Coins that draw all people equally often twice are the same, and so is the noise.
+            spread = one.draws.participations_variance if one.draws else 0.0
+            # Two numbers of independent coins of variance v are equal with probability at most
+            # exp(-2 v) I0(2 v): the integral of their characteristic function, at most exp(-2 v
+            # (1 - cos t)). Beyond chance, the same coins were tossed twice, and so is the noise.
+            told = one.sampler == "poisson" and i0e(2 * spread) ** log.n_examples < FALSE_ALARM
+            took_part = counts.took_part if counts and told else None
             if took_part and (same := first.setdefault(took_part, path)) != path:
                 repeated = _facts.text("sentence.composition", "drawn", one=same, other=path)
         if np.array_equal(log.example_ids, np.arange(log.n_examples)):  # which name nobody

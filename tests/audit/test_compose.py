@@ -21,6 +21,7 @@ from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.records import Records
 from indpriv.recording import private_generator
 from indpriv.recording.opacus.draws import Tally
+from indpriv.round_recorder import RoundRecorder
 from runs import blobs, make_run, record
 
 ADULT = Path(__file__).parents[1] / "baseline" / "runs" / "adult"
@@ -73,6 +74,17 @@ def test_runs_with_the_same_coins_are_not_independent(tmp_path):
     assert compose_runs(runs, same_run=True).status == "supported"
     others = compose_runs([runs[0], small(tmp_path / "c", batch_norms=True)])
     assert (others.status, others.table.claim) == ("supported", "exact")
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_few_people_or_all_of_them_may_be_drawn_equally_often(rate, tmp_path):
+    for name in "ab":
+        with RoundRecorder(tmp_path / name, ["x", "y", "z"], sampler="poisson") as recorder:
+            for drawn in ["x"] if rate < 1 else ["xyz"] * 5:
+                norms, settings = np.full(len(drawn), 0.5), {"noise_multiplier": 1.0}
+                recorder.round([*drawn], norms, max_grad_norm=1.0, sample_rate=rate, **settings)
+    found = compose_runs([tmp_path / name for name in "ab"], delta=1e-3)
+    assert not any("equally often" in reason for reason in found.reasons)
 
 
 def test_a_run_with_itself(run_dir, compose, tmp_path):
