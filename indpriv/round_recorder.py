@@ -182,6 +182,8 @@ class RoundRecorder:
         self._from = self._next = resume_at or 0
         self._participations: IntArray = np.zeros(len(ids), np.int64)
         self._sizes = dict[str, int]()  # how many took part in a round: fewest, most
+        drawn = [one.draws for one in state.sessions if one.draws] if state else []
+        self._earlier = [n for one in drawn for n in (one.size_min, one.size_max) if n is not None]
         self._owners = pd.factorize(ids if units is None else units)[0]
         self._rows = np.bincount(self._owners)  # of each owner
         self._draws = {"expected": 0.0, "variance": 0.0, "together": 0.0, "together_expected": 0.0}
@@ -261,7 +263,7 @@ class RoundRecorder:
             raise _facts.refused("refusal.rounds", "number", number=number, following=self._next)
         if sample_rate is None and self._sampler == "poisson":
             raise _facts.refused("refusal.rounds", "rate")
-        before = () if sample_rate is not None else tuple(self._sizes.values())
+        before = () if sample_rate is not None else (*self._earlier, *self._sizes.values())
         if sample_rate is None:
             most = max((1, *before, *(np.size(who) for who in participants)))
             sample_rate = min(1.0, most / len(self._ids))

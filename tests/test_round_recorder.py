@@ -360,6 +360,13 @@ def test_a_run_is_continued_after_the_round_of_a_model(tmp_path):
     ] == "passed"
 
 
+def test_clients_that_drop_out_after_resuming_make_an_estimate(tmp_path):
+    record(tmp_path, rounds(2, 3))
+    log = record(tmp_path, rounds(2, 3, m=3), resume_at=3)
+    assert indpriv.account(log, delta=1e-3, participation="known").claim == "estimate"
+    assert any("fewer clients took part" in caveat for caveat in log.known_caveats)
+
+
 def test_rounds_behind_a_later_model_become_void(tmp_path):
     found = rounds(2, 9)
     record(tmp_path, found[:6])
