@@ -337,13 +337,10 @@ def free_fidelity(run: AuditedRun) -> BatchNormFidelity | None:
     were not drawn by Poisson sampling, since then the coins are not what the weights assume.
     """
     log, method = run.log, other_accounts(run)
-    if (
-        method is None
-        or method.preset is not None
-        or run.epsilons.account.rows_per_unit is not None
-    ):
+    several = run.epsilons.account.rows_per_unit is not None
+    if method is None or method.preset is not None or several or log.sampler != "poisson":
         return None
-    if log.sampler != "poisson" or not uses_batch_norms(log, method.between_records):
+    if not uses_batch_norms(log, method.between_records):
         return None
     # The best order for the worst case: a choice that looks at no norm.
     by_orders = replace(method, accountant="rdp")

@@ -3,7 +3,6 @@
 All that is made is sensitive.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,7 @@ from indpriv.analysis import guarantee as guarantees
 from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
-from indpriv.norm_log import fields, run_files
-from indpriv.norm_log.evidence import FALSE_ALARM
+from indpriv.norm_log import evidence, fields, run_files
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 
 ACCOUNTING, COMPOSING = "accounting under other settings", "accounting for all runs"
@@ -210,27 +208,26 @@ def _compared(
     """
     first, labels, repeated, others = dict[str, Path](), dict[str, Path](), "", ""
     for path, (run, log, recorded) in zip(paths, runs, strict=True):
-        journal = (path / run_files.JOURNAL).read_bytes()  # of a converted run, which has no id
-        run_id = str(recorded.recorder.get("id") or hashlib.sha256(journal).hexdigest())
+        # A converted run has no id.
+        run_id = str(recorded.recorder.get("id") or _files.sha256(path / run_files.JOURNAL))
         if run_id in first:
             raise _facts.refused("refusal.audits", "same_run", path=path, first=first[run_id])
         first[run_id] = path
         for one in run.sessions:
-            counts = one.training or one.rounds
-            spread = one.draws.participations_variance if one.draws else 0.0
             # Two numbers of independent coins of variance v are equal with probability at most
-            # exp(-2 v) I0(2 v): the integral of their characteristic function, at most exp(-2 v
-            # (1 - cos t)). Beyond chance, the same coins were tossed twice, and so is the noise.
-            told = one.sampler == "poisson" and i0e(2 * spread) ** log.n_examples < FALSE_ALARM
-            took_part = counts.took_part if counts and told else None
-            if took_part and (same := first.setdefault(took_part, path)) != path:
+            # exp(-2 v) I0(2 v), by their characteristic function. Where all people are drawn
+            # equally often beyond chance, the coins are the same, and so is the noise.
+            chance = i0e(2 * one.draws.participations_variance) if one.draws else 1.0
+            told = one.sampler == "poisson" and chance**log.n_examples < evidence.FALSE_ALARM
+            took_part = getattr(one.training or one.rounds, "took_part", None)
+            if told and took_part and (same := first.setdefault(took_part, path)) != path:
                 repeated = _facts.text("sentence.composition", "drawn", one=same, other=path)
         if np.array_equal(log.example_ids, np.arange(log.n_examples)):  # which name nobody
             for line in run.lines["record"][:1]:
                 labels.setdefault(f"{log.n_examples} {line['targets_fingerprint']}", path)
     if len(labels) > 1:
-        pair = dict(zip(("one", "other"), labels.values(), strict=False))
-        others = _facts.text("sentence.composition", "labels", **pair)
+        some, other = list(labels.values())[:2]
+        others = _facts.text("sentence.composition", "labels", one=some, other=other)
     return repeated, others
 
 
