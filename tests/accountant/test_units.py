@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
-from indpriv.accountant import Method, cap_rows, tight
+from indpriv.accountant import Method, cap_rows, compose, tight
 from indpriv.accountant.laws import Mixture, cells_of, tail_of
 from indpriv.accountant.rdp import RdpAccountant, epsilon_offsets, renyi_divergences
 from indpriv.accountant.units import UnitCells, row_numbers, unit_epsilon
@@ -329,6 +329,29 @@ def test_very_many_sample_rates_are_rounded_up():
     truth = sum(oracles.unit_divergence(row, q, 3.0) for row, q in zip(norms, rates, strict=True))
     found = cost(norms, 3.0, sample_rate=rates, rounding=0)
     assert truth <= found <= 1.3 * truth
+
+
+def test_people_in_a_run_of_many_settings_have_at_least_what_its_halves_cost_together():
+    rng = np.random.default_rng(0)
+    norms, units = rng.gamma(1.5, 0.4, (20, 120)), np.sort(rng.integers(0, 40, 120))
+    steps, rates = np.arange(0, 200, 10), np.repeat(np.linspace(0.01, 0.02, 40), 5)
+    noise = np.repeat([1.0, 1.1], 100)
+    halves = [
+        unit_log(
+            norms[steps // 100 == half],
+            units,
+            recorded_steps=steps[:10],
+            total_steps=100,
+            noise_multiplier=noise[100 * half],
+            sample_rate=rates[100 * half :][:100],
+        )
+        for half in range(2)
+    ]
+    settings = {"noise_multiplier": noise, "sample_rate": rates}
+    log = unit_log(norms, units, recorded_steps=steps, total_steps=200, **settings)
+    together = compose(halves, delta=DELTA, by="unit_id").epsilon
+    above = account(log, delta=DELTA).epsilon / together - 1
+    assert -1e-9 < above.min() < above.max() < 1e-2  # rates are rounded up
 
 
 def test_rows_of_one_unit_may_lie_anywhere_and_blocks_do_not_matter(monkeypatch):
