@@ -204,19 +204,17 @@ def _compared(
 ) -> tuple[str, str]:
     """Why runs are not independent, and why equal ids may be of other people; else "".
 
-    InputError for a run that is given twice.
+    InputError for a run that is given twice: of one id, or of one journal if it was converted.
     """
     first, labels, repeated, others = dict[str, Path](), dict[str, Path](), "", ""
     for path, (run, log, recorded) in zip(paths, runs, strict=True):
-        # A converted run has no id.
         run_id = str(recorded.recorder.get("id") or _files.sha256(path / run_files.JOURNAL))
         if run_id in first:
             raise _facts.refused("refusal.audits", "same_run", path=path, first=first[run_id])
         first[run_id] = path
         for one in run.sessions:
-            # Two numbers of independent coins of variance v are equal with probability at most
-            # exp(-2 v) I0(2 v), by their characteristic function. Where all people are drawn
-            # equally often beyond chance, the coins are the same, and so is the noise.
+            # Two sums of coins of variance v are equal with probability at most exp(-2 v) I0(2 v),
+            # by their characteristic function. Beyond chance the coins, and noise, are the same.
             chance = i0e(2 * one.draws.participations_variance) if one.draws else 1.0
             told = one.sampler == "poisson" and chance**log.n_examples < evidence.FALSE_ALARM
             took_part = getattr(one.training or one.rounds, "took_part", None)
