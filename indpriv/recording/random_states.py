@@ -31,8 +31,10 @@ _EACH = 100  # parts of a container that are looked into
 # Whose functions draw from generators that they are given, or from global ones.
 _LIBRARIES = sys.stdlib_module_names | {"datasets", "indpriv", "numpy", "opacus", "pandas"}
 _LIBRARIES |= {"torch", "torchvision", "transformers"}
-_HELD_BY = ("func", "args", "keywords", "__self__", "__func__")  # partial functions, and methods
-_OF_PYTHON = vars(random)["_inst"]  # whose methods the functions of the module are
+# Partial functions, methods, and what stands for them in classes.
+_HELD_BY = ("func", "args", "keywords", "__self__", "__func__", "fget")
+_HOLDING = partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property
+_GLOBAL = torch.default_generator, vars(random)["_inst"]  # the functions of random are its methods
 _GENERATORS = torch.Generator | random.Random | np.random.BitGenerator | np.random.RandomState
 # Random operations of torch, by what `Still` puts in their place.
 _UNIFORM = frozenset(["rand", "rand_like", "uniform"])
@@ -158,9 +160,9 @@ def draw_from_each() -> None:
             one.random_raw() if isinstance(one, np.random.BitGenerator) else one.random()
 
 
-def has_drawn(state: tuple[Any, ...]) -> bool:
-    """Whether something drew since."""
-    both = map(torch.utils._pytree.tree_leaves, (random_state(), state))
+def has_drawn(state: tuple[Any, ...], first: int = 0) -> bool:
+    """Whether something drew since, from that generator on; 4: those of models and data sets."""
+    both = map(torch.utils._pytree.tree_leaves, (random_state()[first:], state[first:]))
     now, then = ([x.tolist() if hasattr(x, "tolist") else x for x in each] for each in both)
     return bool(now != then)
 
@@ -187,11 +189,15 @@ def noted(owner: Any, held: Any) -> list[Any]:
     """Generators in reach of a data set: random state from now on, as long as the owner lives."""
     found, seen, level = dict[int, Any](), dict[int, Any](), [held]
     for _ in range(_DEPTH):
-        level = [o.bit_generator if isinstance(o, np.random.Generator) else o for o in level]
-        own = (one for one in level if isinstance(one, _GENERATORS))
-        found |= {id(one): one for one in own if one not in (torch.default_generator, _OF_PYTHON)}
         seen |= {id(one): one for one in level}
-        more = {id(one): one for each in level for one in _parts(each)}
+        more = dict[int, Any]()
+        for each in level:
+            with suppress(Exception):  # a lazy object, or a generator without a state
+                one = each.bit_generator if isinstance(each, np.random.Generator) else each
+                more |= {id(part): part for part in _parts(each)}
+                if isinstance(one, _GENERATORS) and one not in _GLOBAL:
+                    _moved(one)
+                    found[id(one)] = one
         level = [more[key] for key in more if key not in seen][:_MANY]
     return _OF_DATA.setdefault(owner, list(found.values()))
 
@@ -202,24 +208,27 @@ def _parts(held: Any) -> Iterable[Any]:
         return []
     if isinstance(held, list | tuple | set | dict):
         return islice(held.values() if isinstance(held, dict) else held, _EACH)
-    if isinstance(held, partial | MethodType | BuiltinMethodType | staticmethod):
+    if isinstance(held, _HOLDING):
         return [getattr(held, name, None) for name in _HELD_BY]
     root = str(getattr(held, "__module__", "")).partition(".")[0]
     if isinstance(held, FunctionType | type) and root in _LIBRARIES:
         return []
     if isinstance(held, FunctionType):
-        codes, cells = [held.__code__], list[Any]()
+        codes, read = [held.__code__], [held.__defaults__, held.__kwdefaults__]
         for code in codes:  # the list grows while it is searched
             codes += [one for one in code.co_consts if isinstance(one, CodeType)]
         for cell in held.__closure__ or ():
             with suppress(ValueError):  # it is empty
-                cells.append(cell.cell_contents)
-        names, own = {name for code in codes for name in code.co_names}, held.__globals__
-        spaces = [own, *(vars(m) for m in map(own.get, names) if isinstance(m, ModuleType))]
-        read = [space[name] for space in spaces for name in names if name in space]
-        return [*read, *cells, held.__defaults__, held.__kwdefaults__]
-    kinds = [] if isinstance(held, type) else type(held).__mro__
-    return [*getattr(held, "__dict__", {}).values(), *kinds]
+                read.append(cell.cell_contents)
+        names, spaces = {name for code in codes for name in code.co_names}, [held.__globals__]
+        for space in spaces:  # modules in modules; the list grows
+            read += (found := [space[name] for name in names if name in space])
+            new = [vars(one) for one in found if isinstance(one, ModuleType)]
+            spaces += [one for one in new if all(one is not known for known in spaces)]
+        return read
+    kinds = () if isinstance(held, type) else type(held).__mro__
+    slots = [getattr(held, name, None) for one in kinds for name in vars(one).get("__slots__", ())]
+    return [*getattr(held, "__dict__", {}).values(), *slots, *kinds]
 
 
 def _moved(generator: Any, *to: Any) -> Any:

@@ -102,6 +102,7 @@ class Deliveries:
         self._parts = np.array_split(order, -(-len(order) // _PART))
         self._items = list[str]()  # hashes of those parts that were read when training began
         self._state = fixed_state()  # at which each part is read
+        self._own_draws = False  # items draw from generators that the data set has in reach
         self.stored = stored  # how many, and a hash of them all: of the log, or of the beginning
         # By number of a tensor of batches: of each example, its sum when it was loaded last, and
         # its entries, 0 if it was not.
@@ -231,12 +232,13 @@ class Deliveries:
         held = blake2b("".join(self._items).encode()).hexdigest()
         if before not in ("", held):
             self._findings.add("fed", "items")
-        # What a data set draws from a generator of its own is known in one session only.
-        self.stored = None if self._examples.generators else f"{len(self._items)} {held}"
+        # What it draws from them is known in one session only.
+        self.stored = None if self._own_draws else f"{len(self._items)} {held}"
 
     def _hash(self, number: int) -> str:
         set_random_state(self._state)
         items = self._examples.unpacked(self._examples.collated(self._parts[number]))
+        self._own_draws |= has_drawn(self._state, 4)
         return fingerprint_of({str(k): t for k, t in enumerate(tensors_of(items))})
 
     def end_step(self) -> None:

@@ -4,7 +4,7 @@ import copy
 import io
 import random
 from collections import namedtuple
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -418,18 +418,37 @@ def data_set_that_draws_from_its_own_generator(s):
     s.train(with_its_own(np.random.default_rng(), shifted))
 
 
-_GLOBAL = np.random.default_rng()
+_GLOBAL, _MODULE = np.random.default_rng(), ModuleType("outer")
+_MODULE.inner = ModuleType("inner")
+_MODULE.inner.generator = _GLOBAL
+
+
+class Lazy:
+    @property
+    def __dict__(self):
+        raise RuntimeError("outside of its context")
 
 
 def of_reach(generator):
     """The data set's generator in a global, in a closure, or deep inside behind many items."""
 
     class Jitter:
+        __slots__ = ("lazy", "parts")
+
         def __init__(self):
-            self.parts = [generator]
+            self.lazy, self.parts = Lazy(), [random.SystemRandom(), generator]
 
         def __call__(self, x):
-            return shifted(self.parts[0], x, 0)
+            return shifted(self.parts[1], x, 0)
+
+    class ByProperty(Dataset):
+        own = property(lambda self: _GLOBAL)
+
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, i):
+            return shifted(self.own, x[i], i), i % 2
 
     x, many = blobs().tensors[0], [[k] for k in range(9000)]
     deep = Items(lambda i: (deep.steps[0].transforms[0](x[i]), i % 2))
@@ -438,10 +457,12 @@ def of_reach(generator):
         "global": Items(lambda i: (shifted(_GLOBAL, x[i], i), i % 2)),
         "closure": Items(lambda i: (shifted(generator, x[i], i), i % 2)),
         "transform": Subset(deep, range(400)),
+        "property": ByProperty(),
+        "module": Items(lambda i: (shifted(_MODULE.inner.generator, x[i], i), i % 2)),
     }
 
 
-for _place in ("global", "closure", "transform"):
+for _place in ("global", "closure", "transform", "property", "module"):
 
     @sound("hooks ghost", name=f"data_set_that_draws_from_a_{_place}", rare=_place != "global")
     def drawn_from(s, place=_place):
