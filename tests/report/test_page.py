@@ -320,7 +320,7 @@ ABOVE = "A finding against the run"
                     "undefined (a mean of 0)"], []),
         ("moved", ["Noise and clipping over training", "First reached at epsilon"], []),
         ("void curve", ["Noise and clipping over training"], ["First reached at epsilon"]),
-        ("exactness", ["within 0.1 % of the exact ones", "at most 5e-05 off",
+        ("exactness", ["within 0.1 % of the exact ones", "at most 0.00005 off",
                        "1,000,000 random training examples and all test examples"], []),
         ("federated", ["every published model (outsider)", "Sensitivity to choices"], []),
         ("units", ["Rows of one user", "2 to 3"], []),
