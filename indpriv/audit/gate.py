@@ -115,8 +115,8 @@ def judge_audit(
     wrong = ", ".join(
         name for name, read in reads.items() if _differ(read(said), read(found), close)
     )
-    text = f"another {wrong}" if wrong else "it does"
-    agree = Condition("audit.json agrees with tables and log", not wrong, text, "it does")
+    text = f"another {wrong}" if wrong else "yes"
+    agree = Condition("audit.json agrees with tables and log", not wrong, text, "yes")
     conditions = [
         replace(agree, known=RECOMPUTED if known else BELIEVED),
         *(

@@ -161,6 +161,7 @@ def test_a_release_that_costs_little_hardly_changes_odds_and_none_changes_nothin
     assert rate_after_release(0.01, 0.0) == 0.01
 
 
+@pytest.mark.slow
 def test_limits_of_membership_tests_grow_and_stay_below_those_of_epsilon_alone():
     plain, found = (account(log, delta=DELTA) for log in pair())
     risks = [membership_risk(log, delta=DELTA, epsilon=1.0) for log in pair()]

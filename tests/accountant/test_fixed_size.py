@@ -103,6 +103,7 @@ def test_people_of_one_row_are_named_by_their_ids():
     assert np.array_equal(table.epsilon, rows.epsilon)
 
 
+@pytest.mark.slow
 def test_the_tight_worst_case_is_slightly_above_that_of_removal_at_twice_the_sensitivity():
     log = log_of(total_steps=20)
     table = account(log, delta=DELTA, neighbouring="replace_one", accountant="pld")
@@ -139,6 +140,7 @@ def test_all_examples_in_every_batch_is_the_gaussian_mechanism():
     assert divergences(1.0, 1.0, ORDERS) == pytest.approx(ORDERS / 2)
 
 
+@pytest.mark.slow
 def test_settings_may_change():
     changing = log_of(total_steps=2, noise_multiplier=[1.0, 3.0], sample_rate=[0.1, 0.2])
     found = account(changing, delta=DELTA, neighbouring="replace_one").worst_case_epsilon

@@ -82,7 +82,7 @@ def test_the_weight_matters():
     assert abs(RATE * found.unbiased_mean_rdp - truth) > 15 * found.standard_error
 
 
-@pytest.mark.parametrize("rule", ["last", "closest"])
+@pytest.mark.parametrize("rule", ["last", pytest.param("closest", marks=pytest.mark.slow)])
 def test_left_out_records_tell_the_bias_of_the_account(rule):
     norms, rng = norms_of(), np.random.default_rng(2)
     method = Method(delta=1e-5, between_records=rule, orders=[ORDER])

@@ -152,6 +152,7 @@ def test_errors_over_models_that_share_references_are_those_of_a_slow_jackknife(
     )
 
 
+@pytest.mark.slow
 def test_intervals_over_models_cover_what_other_models_give():
     """For more settings, see benchmarks/intervals.py."""
     values, held = [], []
