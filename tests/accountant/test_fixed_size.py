@@ -94,6 +94,7 @@ def test_everyone_has_the_worst_case_of_dp_accounting(sigma, steps):
     assert table.account.describe().startswith("delta 1e-5, replace one example, fixed-size")
 
 
+@pytest.mark.slow
 def test_people_of_one_row_are_named_by_their_ids():
     """Before, such a table had the ids of their rows, as if rows were protected."""
     people = log_of(unit="user", unit_ids=["a", "b", "c"])
