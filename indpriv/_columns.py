@@ -440,13 +440,13 @@ def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
         return None
 
 
-# --- which of many rows share a value, in memory that does not grow with them
+# --- which of many rows share a value, in memory that hardly grows with them
 
 
 def repeats(
     numbers: Callable[[], Iterable[NDArray[np.uint64]]], n: int, most: int | None = None
-) -> tuple[IntArray, int]:
-    """Increasing positions of the rows that share a number, and how many numbers there are.
+) -> tuple[IntArray, int, int]:
+    """Increasing positions of the rows that share a number; distinct numbers, and rows, counted.
 
     numbers: gives those of at most n rows in order, again if halves of some are equal: in memory
     are 4 bytes a row. most: give whole groups of about so many rows only.
@@ -471,7 +471,7 @@ def repeats(
     kept = sizes > 1
     if most is not None:
         kept &= np.cumsum(sizes * kept) - sizes < most
-    return positions[kept[group]], end - int((sizes - 1).sum())
+    return positions[kept[group]], end - int((sizes - 1).sum()), end
 
 
 def numbers_of(values: "NDArray[np.generic] | pd.Series[Any]") -> NDArray[np.uint64]:

@@ -17,7 +17,9 @@ def rows_of(values):
 
 
 def found_in(parts, most=None):
-    positions, distinct = repeats(lambda: parts, sum(map(len, parts)), most)
+    n = sum(map(len, parts))
+    positions, distinct, counted = repeats(lambda: parts, n, most)
+    assert counted == n
     return positions.tolist(), distinct
 
 

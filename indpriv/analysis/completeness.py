@@ -59,7 +59,7 @@ def _likely_columns(log: NormLog, rows: _columns.Rows) -> Iterator[str]:
             for frame in _columns.frames_of(rows, [column]):
                 yield numbers_of(frame[column].dropna().reset_index(drop=True))
 
-        known, distinct = sum(map(len, numbers())), repeats(numbers, len(rows))[1]
+        _, distinct, known = repeats(numbers, len(rows))
         if 1 < distinct < known:
             yield text("hazard.duplicates", "column", column=column, distinct=distinct, known=known)
 
@@ -74,7 +74,7 @@ def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
                 same = frame.iloc[start : start + statistics.BLOCK].apply(_alike)
                 yield np.asarray(pd.util.hash_pandas_object(same, index=False), np.uint64)
 
-    positions, _ = repeats(hashes, len(rows), _MOST_REPEATED)
+    positions, *_ = repeats(hashes, len(rows), _MOST_REPEATED)
     repeated = _columns.rows_at(rows, positions, compared)
     known = repeated["loss"].notna().to_numpy()
     positions, repeated = positions[known], repeated[known]
