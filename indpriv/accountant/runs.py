@@ -161,6 +161,9 @@ def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
     """The log of a run as it is accounted; InputError where it cannot be composed."""
     if by == "unit_id" and log.unit_ids is None:
         raise refused("refusal.composed", "no_units", number=number)
+    units = Units.of(log)
+    if by == "example_id" and units is not None and len(units) < log.n_examples:
+        raise refused("refusal.account", "rows", log=log, n_units=len(units))
     log = replace(log, neighbouring=method.relation_of(log.neighbouring))
     if method.participation == "secret":
         check_poisson_pairs(log, log.neighbouring, "a composition of runs")

@@ -205,6 +205,13 @@ def test_runs_with_known_participation_are_one_gaussian_mechanism():
     assert replaced.epsilon[0] == 0.0  # it was in no batch
 
 
+def test_rows_of_one_user_are_not_told_apart_where_who_took_part_is_known():
+    """The account would be of "one user", and bound one row: 13 where the truth was 58."""
+    log = shuffled(np.ones((3, 4)), unit="user", unit_ids=["a", "a", "a", "b"])
+    with pytest.raises(InputError, match="several rows of one user"):
+        compose([log, log], delta=DELTA, participation="known")
+
+
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 @pytest.mark.parametrize("n_runs", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_shuffled_run_beside_a_poisson_run_is_one_whose_participation_is_known(
