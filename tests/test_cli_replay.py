@@ -75,7 +75,7 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
         "between_records=closest",
         "--json",
     )
-    assert json.loads(again.out)["spacing"]["n_records"] == 4
+    assert json.loads(again.out)["run"]["n_records"] == 4
     table = " ".join(indpriv("show", "audit", "again").out.split())
     for words in (
         "SENSITIVE",
@@ -192,7 +192,7 @@ def test_a_list_of_steps_in_several_options(by_epoch, indpriv):
     )
     command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "listed", *OF_40)
     shown = indpriv(*command, "--set", told[0], "--set", told[1], "--json").out
-    assert json.loads(shown)["spacing"]["n_records"] == 4
+    assert json.loads(shown)["run"]["n_records"] == 4
 
 
 def test_a_malicious_file_among_the_checkpoints(folder, indpriv, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from audits.rules import composed_epsilons
 from indpriv._files import read_json
-from indpriv.analysis.schedule import composed_epsilons
 from indpriv.leakage import Observation
 from indpriv.leakage.inversion import Reader, one_by_one
 from reports.shared.pictures import Gallery, network

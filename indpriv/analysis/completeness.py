@@ -124,7 +124,7 @@ def _exactness(run: AuditedRun) -> dict[str, Any]:
     n, audit = len(run.epsilons), run.audit
     if n <= statistics.MOST_EXACT and members is None and others is None:
         return {}  # every figure comes from each example
-    tried = len(audit.sensitivity) or audit.spacing or audit.fidelity
+    tried = len(audit.sensitivity) or audit.fidelity
     some = n > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
     found = Exactness(
         most_exact=statistics.MOST_EXACT,

@@ -1,9 +1,8 @@
 """How far estimated epsilons lie from exact ones, and how much depends on choices. Sensitive.
 
 Two accounts of the same examples are compared to see how far estimates lie from exact epsilons
-(fidelity), how far epsilons move under another choice, such as the rounding of norms (sensitivity),
-how far an estimate still moves with the spacing of its records, where no exact values exist, and
-what the tight accountant would have said (tightness).
+(fidelity), how far epsilons move under another choice, such as the rounding of norms or fewer
+records (sensitivity), and what the tight accountant would have said (tightness).
 
 What batch norms prove about an estimate costs nothing more. Which steps sample an example is
 decided by coins that its norm does not depend on. Two things follow.
@@ -18,7 +17,6 @@ decided by coins that its norm does not depend on. Two things follow.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +40,6 @@ from indpriv.norm_log.norm_log import NormLog, coarser
 
 GroupFidelity: Any = record("group_fidelity")
 Fidelity: Any = record("fidelity")
-Spacing: Any = record("spacing")
 Tightness: Any = record("tightness")
 BatchNormFidelity: Any = record("batch_norm_fidelity")
 FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
@@ -53,7 +50,7 @@ MOST_COMPARED = 20_000  # other choices are accounted for at most this many rand
 Coded = tuple[tuple[str, ...], IntArray]  # names of groups, and the group of each example
 COMPARING = "comparing with larger K"
 CHOOSING = "accounting under other choices"
-SPACING = "leaving out every second record"
+RECORDS = "records"  # the choice of leaving out every second one
 _DRAWN = 100  # examples of which a tight epsilon is computed
 _BRACKETED = 4  # of them with a lower end, which costs more
 
@@ -69,7 +66,6 @@ def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
         "mean_absolute": float(size.mean()),
         "p95_absolute": float(np.quantile(size, 0.95)),
         "largest_absolute": float(size.max()),
-        "largest_under": float(max(0.0, (-difference).max())),
         "share_under": float((difference < 0).mean()),
         "share_under_1_percent": float((estimate < 0.99 * reference).mean()),
     }
@@ -79,25 +75,13 @@ def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: found[name] for name in names}
 
 
-def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> dict[str, Any]:
-    """A row of `SENSITIVITY`: two accounts of the same examples that differ in this field."""
-    found = differences(instead.epsilon, here.epsilon)
-    values = {"here": str(getattr(here.account, choice))}
-    values |= {"instead": str(getattr(instead.account, choice))}
+def sensitivity_to(
+    choice: str, here: Any, instead: Any, table: EpsilonTable, then: EpsilonTable
+) -> dict[str, Any]:
+    """A row of `SENSITIVITY`: two accounts of the same examples that differ in this choice."""
+    found = differences(then.epsilon, table.epsilon)
     shifts = {"mean_shift": found["signed_bias"], "share_smaller": found["share_under"]}
-    return {"choice": choice, **values, **found, **shifts}
-
-
-def spacing_of(every_record: EpsilonTable, fewer: EpsilonTable, **counts: int) -> Spacing:
-    """Compare two accounts of the same examples, in the same order."""
-    found = differences(fewer.epsilon, every_record.epsilon)
-    return Spacing(
-        between_records=every_record.account.between_records,
-        mean_shift=found["signed_bias"],
-        share_larger=float((fewer.epsilon > every_record.epsilon).mean()),
-        **_some(found, "pearson", "mean_absolute", "p95_absolute", "largest_absolute"),
-        **counts,
-    )
+    return {"choice": choice, "here": str(here), "instead": str(instead), **found, **shifts}
 
 
 def compare_with_exact(
@@ -233,50 +217,38 @@ def fidelity_against_k(run: AuditedRun) -> tuple[Fidelity, ...]:
     return tuple(comparisons)
 
 
-def effect_of_spacing(run: AuditedRun) -> Spacing | None:
-    """How far an estimate moves without every second record; None if it assumes no norms.
-
-    Of more than a million examples, a random 20,000 are compared.
-    """
-    log, method, assumed = run.log, other_accounts(run), run.epsilons.account.between_records
-    carried = assumed != "worst_case" and 3 <= log.n_records < log.total_steps
-    if method is None or not carried or log.individually_clipped:
-        return None
-    log, table = _compared(log, run.epsilons, statistics.MOST_EXACT)
-    sparser = log.only(slice(None, None, 2))
-    kept = table_for(sparser, method, progress=partial(run.tell, SPACING))
-    return spacing_of(
-        table,
-        kept,
-        n_records=log.n_records,
-        n_kept=sparser.n_records,
-        every=int(np.median(np.diff(log.recorded_steps))),
-    )
-
-
 def sensitivity(run: AuditedRun) -> pd.DataFrame:
-    """How far epsilons move with coarser rounding and with other rules between records."""
+    """How far epsilons move with coarser rounding, other rules between records and fewer records.
+
+    Every second record is left out where norms are carried between records and no exact values tell
+    how far an estimate is off.
+    """
     method = other_accounts(run)
-    if method is None or run.log.filtered is not None or method.preset is not None:
-        # A filter's account is its cap under any choice; a preset makes both choices itself.
-        return summary.table(summary.SENSITIVITY)
+    if method is None or run.log.filtered is not None:
+        return summary.table(summary.SENSITIVITY)  # a filter's account is its cap under any choice
     log, table = _compared(run.log, run.epsilons, MOST_COMPARED)
-    finest = log.levels.rounding
-    carried = log.n_records < log.total_steps and not log.individually_clipped
-    cases = [
-        ("rounding", coarser(log, rounding), method)
-        for rounding in COARSER
-        # Batch norms in full precision are not rounded.
-        if rounding > finest and (finest or log.batch_norms is None)
-    ]
-    cases += [
-        ("between_records", log, replace(method, between_records=rule))
-        for rule in RULES
-        if carried and rule != table.account.between_records
-    ]
+    finest, n = log.levels.rounding, log.n_records
+    carried = n < log.total_steps and not log.individually_clipped
+    assumed, cases = table.account.between_records, list[tuple[str, Any, Any, NormLog, Method]]()
+    if method.preset is None:  # which makes these choices itself
+        cases += [
+            ("rounding", finest, rounding, coarser(log, rounding), method)
+            for rounding in COARSER
+            # Batch norms in full precision are not rounded.
+            if rounding > finest and (finest or log.batch_norms is None)
+        ]
+        cases += [
+            ("between_records", assumed, rule, log, replace(method, between_records=rule))
+            for rule in RULES
+            if carried and rule != assumed
+        ]
+    if carried and n >= 3 and assumed != "worst_case" and not run.audit.fidelity:
+        fewer = log.only(slice(None, None, 2))
+        cases.append((RECORDS, n, fewer.n_records, fewer, method))
     found = []
-    for number, (choice, log_then, method_then) in enumerate(cases, 1):
-        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
+    for number, (choice, here, instead, log_then, method_then) in enumerate(cases, 1):
+        then = table_for(log_then, method_then)
+        found.append(sensitivity_to(choice, here, instead, table, then))
         run.tell(CHOOSING, number, len(cases))
     return summary.table(summary.SENSITIVITY, found)
 
@@ -446,13 +418,8 @@ def _look(
     return histogram, np.array(sums), float(size.max(initial=0.0))
 
 
-def _fidelity(run: AuditedRun) -> dict[str, Any]:
-    against_k = fidelity_against_k(run)
-    return {"fidelity": against_k, "spacing": None if against_k else effect_of_spacing(run)}
-
-
 FINDINGS = (
-    Finding("fidelity", _fidelity),
+    Finding("fidelity", lambda run: {"fidelity": fidelity_against_k(run)}),
     Finding("sensitivity", lambda run: {"sensitivity": sensitivity(run)}),
     Finding("tightness", lambda run: {"tightness": tightness(run)}),
     Finding("batch_norms", lambda run: {"batch_norms": free_fidelity(run)}),

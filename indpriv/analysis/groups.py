@@ -43,7 +43,6 @@ _SUMS = (
     *("n", "n_worst", "n_losses", "loss", "n_known", "correct"),  # of training examples
     *("n_test", "n_test_known", "test_correct"),
 )
-_RATES = ("true_positive_rate", "false_positive_rate")
 
 
 class _Reversal:
@@ -149,20 +148,16 @@ def group_table(
         by_cell = statistics.means_by_cell(cells.epsilon, cells.weights, cells.codes, counts.size)
         at_shares = by_cell.summed(counts.sum(axis=0) / counts.sum())
         found |= _standardised(counts, labels, at_shares, min_size, top)
-    if classes is not None:
-        found |= _rates(cells.sums, labels)
     order = _ascending(np.where(found["n"] > 0, -mean, 1.0), names)
     ends = _ends(_ascending(mean, names, readable))
     accurate = _ascending(accuracy, names, readable & (found["n_test"] >= MIN_GROUP))
     rank = _accuracy_rank(accuracy[accurate], mean[accurate], rng)
     ratio = _ratio(ends, names, mean, means)
-    standardised = widest = None
+    standardised = None
     if within:
         own_mean = found["standardised_mean"]
         known = [interval is not None for interval in found["standardised_interval"]]
         standardised = _ratio(ends, names, own_mean, at_shares, known)
-        pair = _ends(_ascending(own_mean, names, readable))
-        widest = _ratio(pair, names, own_mean, at_shares, known)
     spreads = [
         None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
     ]
@@ -173,7 +168,6 @@ def group_table(
         rows=_frame(found, names, order),
         ratio=ratio,
         standardised_ratio=standardised,
-        standardised_spread=widest,
         lowest_accuracy_ratio=_ratio(_ends(accurate[::-1]), names, mean, means),
         accuracy_rank=rank,
         spread=spreads[0],
@@ -183,7 +177,6 @@ def group_table(
         notes=tuple(notes) * (not by_label),
         confidence=statistics.CONFIDENCE,
         seed=seed,
-        positive_class=_positive_class(labels),
     )
 
 
@@ -316,36 +309,6 @@ def _standardised(
         "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
         "smallest_label_count": least,
     }
-
-
-def _positive_class(labels: Sequence[str]) -> str | None:
-    """The second of two classes in sorted order; None of another number of classes."""
-    classes = [name for name in labels if name != _columns.MISSING]
-    return classes[1] if len(classes) == 2 else None
-
-
-def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]:
-    """Columns of true- and false-positive rates; sums by group and label."""
-    classes = [code for code, name in enumerate(labels) if name != _columns.MISSING]
-    n, right = (
-        sums[name].reshape(-1, len(labels))[:, classes] for name in ("n_test_known", "test_correct")
-    )
-    if len(classes) < 2:
-        return {}
-    true, false = _RATES
-    if len(classes) == 2:
-        return _share(true, right[:, 1], n[:, 1]) | _share(false, n[:, 0] - right[:, 0], n[:, 0])
-    others = len(classes) - 1  # classes of which an example is a negative
-    found = _share(false, (n - right).sum(axis=1), n.sum(axis=1))
-    with np.errstate(invalid="ignore"):
-        return {
-            true: (right / n).mean(axis=1),
-            false: found[false] / others,
-            f"{false}_interval": [
-                one and statistics.Interval(one.low / others, one.high / others)
-                for one in found[f"{false}_interval"]
-            ],
-        }
 
 
 def _ascending(

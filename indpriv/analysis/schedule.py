@@ -1,16 +1,9 @@
-"""Noise, clipping, accuracy and norms over training, and what historical rules make of them.
-
-The five composition rules of the dynamic-parameter papers are formulas, not bounds, and are never
-used for a claim: sqrt(2 ln(1.25 / delta)) / noise_multiplier is proven only up to 1, "zcdp" ignores
-subsampling (0.149 at one step of q = 0.01, noise 0.5, delta 1e-6, where the truth is 4.285), and
-the total delta of the first three is total_steps * q * delta and more. They agree with the
-published tables within 0.11 percent.
+"""Noise, clipping, accuracy and norms over training.
 
 Norms by class show what drives individual epsilon, after the paper's Figure 3: an example's epsilon
 adds up its norms, and norms fall as the model learns.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,16 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
-from indpriv import _checks
 from indpriv._columns import Grouping, Rows, as_rows, label_grouping
-from indpriv._facts import refused
 from indpriv._files import ROW_GROUP_SIZE, read_parquet
 from indpriv._reading import named
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
-from indpriv.accountant.method import Method
-from indpriv.accountant.steps import StepKinds
 from indpriv.analysis.statistics import Condensed, quantiles_by_cell
 from indpriv.analysis.summary import Audit, Finding, record
 from indpriv.epsilon_table import EpsilonTable
@@ -35,10 +23,8 @@ from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Codes
 
-ComposedEpsilons: Any = record("composed_epsilons")
 _SHOWN = 200  # steps
 _SAME = 1e-9  # a relative difference that rounding explains
-_MOST_SETTINGS = 20_000  # different ones, for which the rules take seconds
 
 
 class _Curve:
@@ -89,50 +75,6 @@ class _Curve:
 Curve: Any = record("curve", _Curve)
 
 
-def composed_epsilons(
-    noise_multiplier: ArrayLike, sample_rate: ArrayLike, *, total_steps: int, delta: float
-) -> ComposedEpsilons:
-    """Compose a run of sampled Gaussian steps by each of the five rules.
-
-    noise_multiplier, sample_rate: one for all steps, or (total_steps,); delta: of each step where a
-    rule needs one, and of the whole run for zcdp and moments. Epsilons are in nats, infinity where
-    a formula overflows. InputError for a value out of range, or an array of another shape.
-
-    >>> published = composed_epsilons(6.0, 0.01, total_steps=10_000, delta=1e-5)
-    >>> round(published.basic, 3), round(published.zcdp, 3), round(published.moments, 3)
-    (123.457, 1.159, 0.823)
-    """
-    steps = _checks.check_positive_int("total_steps", total_steps)
-    delta = _checks.check_delta(delta)
-    noise = _checks.check_setting("noise_multiplier", noise_multiplier)
-    rate = _checks.check_setting("sample_rate", sample_rate)
-    for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
-        if column.shape not in ((), (steps,)):
-            raise refused("refusal.compared", "shape", name=name, column=column, steps=steps)
-    by_step = np.stack([np.broadcast_to(column, steps) for column in (noise, rate)], axis=1)
-    settings, count = np.unique(by_step, axis=0, return_counts=True)
-    plain = math.sqrt(2 * math.log(1.25 / delta)) / settings[:, 0]
-    with np.errstate(divide="ignore"):  # log(1 + q (e^plain - 1)) of each step
-        epsilon = np.logaddexp(np.log1p(-settings[:, 1]), np.log(settings[:, 1]) + plain)
-    squares = float(count @ np.square(epsilon))
-    zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
-    kinds = StepKinds(1 / settings[:, 0], settings[:, 1])
-    moments = kinds.accountant(Method(delta=delta, conversion="mironov2017"))
-    with np.errstate(over="ignore"):
-        classic_drift = float(count @ (epsilon * np.expm1(epsilon)))
-    drift = float(count @ (epsilon * np.tanh(epsilon / 2)))
-    spread = math.sqrt(2 * math.log(1 / delta) * squares)
-    optimal = drift + math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta))
-    return ComposedEpsilons(
-        basic=float(count @ epsilon),
-        advanced=classic_drift + spread,
-        advanced_as_printed=drift + spread,
-        optimal=optimal,
-        zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
-        moments=float(moments.epsilons(count[None].astype(np.float64))["epsilon"][0]),
-    )
-
-
 class _Schedule:
     @property
     def moves(self: Any) -> bool:
@@ -153,24 +95,13 @@ class _Schedule:
 ScheduleFindings: Any = record("schedule_findings", _Schedule)
 
 
-def schedule_of(log: NormLog, delta: float, curve: Curve | None) -> ScheduleFindings:
-    """Settings over the training of a log; delta is that of the account."""
+def schedule_of(log: NormLog, curve: Curve | None) -> ScheduleFindings:
+    """Settings over the training of a log."""
     settings, n = log.settings, log.total_steps
     shown = np.unique(np.linspace(0, n - 1, min(n, _SHOWN)).astype(np.int64))
     clip, noise = settings.max_grad_norm[shown], settings.noise_multiplier[shown]
-    rules = None
-    if log.sampler == "poisson" and len(np.unique(settings.noise_multiplier)) <= _MOST_SETTINGS:
-        rules = composed_epsilons(
-            settings.noise_multiplier, settings.sample_rate, total_steps=n, delta=delta
-        )
-    return ScheduleFindings(
-        tuple(shown.tolist()),
-        tuple(clip.tolist()),
-        tuple(noise.tolist()),
-        tuple((clip * noise).tolist()),
-        curve,
-        rules if rules is not None and np.isfinite(list(vars(rules).values())).all() else None,
-    )
+    columns = (shown, clip, noise, clip * noise)
+    return ScheduleFindings(*(tuple(column.tolist()) for column in columns), curve)
 
 
 def read_curve(
@@ -326,12 +257,7 @@ def _ends(epsilons: EpsilonTable) -> tuple[tuple[Any, ...], tuple[Any, ...], int
 
 
 FINDINGS = (
-    Finding(
-        "schedule",
-        lambda run: {
-            "schedule": schedule_of(run.log, run.epsilons.account.delta, run.recorded.curve)
-        },
-    ),
+    Finding("schedule", lambda run: {"schedule": schedule_of(run.log, run.recorded.curve)}),
     Finding("norms", lambda run: {"drivers": describe_drivers(run.log, run.epsilons, run.rows)}),
     # The report has single examples where the page can be searched; audit.json has none.
     Finding("lookup", lambda run: {}),

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from audits.rules import ComposedEpsilons, composed_epsilons
 from audits.training.datasets import load_dataset
 from audits.training.models import tanh_cnn
 from indpriv import NormLog, account
 from indpriv._types import FloatArray
-from indpriv.analysis.schedule import ComposedEpsilons, composed_epsilons
 from reports.shared.pictures import SUCCESS
 from reports.wei2021 import paper
 

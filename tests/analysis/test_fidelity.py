@@ -8,7 +8,6 @@ from indpriv.analysis.fidelity import (
     compare_with_exact,
     differences,
     sensitivity_to,
-    spacing_of,
 )
 from indpriv.errors import InputError
 from synthetic import epsilon_table
@@ -25,18 +24,13 @@ def test_a_constant_bias_leaves_pearson_at_one():
         pytest.approx(0.5),
         pytest.approx(0.5),
     )
-    assert (
-        found.share_under,
-        found.share_under_1_percent,
-        found.largest_under,
-    ) == (0.0, 0.0, 0.0)
+    assert (found.share_under, found.share_under_1_percent) == (0.0, 0.0)
 
 
 def test_under_reporting_is_counted():
     exact = epsilon_table([1.0, 1.0, 1.0, 1.0])
     found = compare_with_exact(epsilon_table([0.5, 0.995, 1.0, 1.2]), exact, **PLAN)
     assert (found.share_under, found.share_under_1_percent) == (0.5, 0.25)
-    assert found.largest_under == 0.5
     assert found.pearson is None
     assert found.signed_bias == pytest.approx(-0.07625)
 
@@ -72,28 +66,14 @@ def test_differences_are_the_estimate_minus_the_reference():
     found = differences(np.array([1.1, 1.8, 3.4]), np.array([1.0, 2.0, 3.0]))
     assert (found["n"], found["signed_bias"]) == (3, pytest.approx(0.1))
     assert found["largest_absolute"] == pytest.approx(0.4)
-    assert found["largest_under"] == pytest.approx(0.2)
     assert found["share_under"] == pytest.approx(1 / 3)
 
 
 def test_sensitivity_is_the_other_choice_minus_this_one():
     here = epsilon_table([1.0, 2.0, 3.0], rounding=0.01)
-    found = sensitivity_to("rounding", here, epsilon_table([1.1, 1.8, 3.4], rounding=0.1))
+    other = epsilon_table([1.1, 1.8, 3.4], rounding=0.1)
+    found = sensitivity_to("rounding", 0.01, 0.1, here, other)
     assert (found["here"], found["instead"], found["n"]) == ("0.01", "0.1", 3)
     assert found["mean_shift"] == pytest.approx(0.1)
     assert found["largest_absolute"] == pytest.approx(0.4)
     assert found["share_smaller"] == pytest.approx(1 / 3)
-
-
-def test_spacing_is_fewer_records_minus_all():
-    table = epsilon_table([1.0, 2.0, 3.0, 4.0])
-    fewer = epsilon_table([1.5, 2.0, 2.9, 4.2])
-    found = spacing_of(table, fewer, n_records=4, n_kept=2, every=10)
-    assert found.mean_shift == pytest.approx(0.15)
-    assert found.mean_absolute == pytest.approx(0.2)
-    assert found.largest_absolute == pytest.approx(0.5)
-    assert found.share_larger == 0.5
-    assert (found.n_records, found.n_kept, found.every, found.between_records) == (4, 2, 10, "last")
-    same = spacing_of(table, table, n_records=4, n_kept=2, every=10)
-    assert (same.largest_absolute, same.share_larger) == (0.0, 0.0)
-    assert same.pearson == pytest.approx(1.0)

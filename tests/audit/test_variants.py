@@ -10,7 +10,6 @@ from indpriv.accountant.account import table_for
 from indpriv.analysis import statistics
 from indpriv.analysis.fidelity import (
     compared_positions,
-    effect_of_spacing,
     fidelity_against_k,
     sensitivity,
 )
@@ -57,31 +56,37 @@ def test_the_papers_preset(artifacts, tmp_path):
     rows = fidelity_against_k(run_of(full, method, table))
     assert {row.between_records for row in rows} == {"last"}
     assert sensitivity(run_of(full, method, table)).empty  # it makes those choices itself
+    assert sensitivity(run_of(full.thin(5), method))["choice"].tolist() == ["records"]
     summary = audit_of(
         full, table, RecordedRun(examples), name="paper", fidelity={"fidelity": rows}
     )
     assert summary.claim == "estimate"
 
 
-def test_spacing_is_the_account_of_every_second_record(artifacts):
+def of_fewer_records(run):
+    found = sensitivity(run)
+    return next(found[found["choice"] == "records"].itertuples(), None)
+
+
+def test_fewer_records_are_every_second_one(artifacts):
     log, _ = artifacts
     thinned = log.thin(5)
     method = Method(delta=DELTA)
     table = table_for(thinned, method)
-    found = effect_of_spacing(run_of(thinned, method, table))
+    found = of_fewer_records(run_of(thinned, method, table))
     shift = table_for(log.thin(10), method).epsilon - table.epsilon
-    assert (found.n_records, found.n_kept, found.every) == (6, 3, 5)
+    assert (found.here, found.instead) == ("6", "3")
     assert found.mean_shift == shift.mean()
     assert found.largest_absolute == np.abs(shift).max() > 0
 
 
-def test_no_spacing_where_nothing_is_carried_between_records(artifacts):
+def test_fewer_records_change_nothing_where_nothing_is_carried_between_records(artifacts):
     log, _ = artifacts
     method = Method(delta=DELTA)
     for whole in (log, replace(log.thin(5), individually_clipped=True), log.thin(20)):
-        assert effect_of_spacing(run_of(whole, method)) is None
+        assert of_fewer_records(run_of(whole, method)) is None
     at_worst = Method(delta=DELTA, between_records="worst_case")
-    assert effect_of_spacing(run_of(log.thin(5), at_worst)) is None
+    assert of_fewer_records(run_of(log.thin(5), at_worst)) is None
 
 
 def test_fidelity_by_group_adds_up(artifacts):
@@ -163,8 +168,6 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     method = Method(delta=DELTA)
     run = run_of(log, method, examples=examples, by=["sex"])
     plain = fidelity_against_k(run)
-    thinned = log.thin(5)
-    spacing = effect_of_spacing(run_of(thinned, method))
     monkeypatch.setattr(statistics, "MOST_EXACT", 100)
     monkeypatch.setattr(indpriv.analysis.fidelity, "MOST_COMPARED", 80)
     positions = compared_positions(log)
@@ -178,6 +181,3 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     for mine, every in zip(rows, plain, strict=True):
         assert (mine.every, mine.between_records) == (every.every, every.between_records)
         assert mine.largest_absolute <= every.largest_absolute
-    some = effect_of_spacing(run_of(thinned, method))
-    assert 0 < some.largest_absolute <= spacing.largest_absolute
-    assert (some.n_records, some.every) == (spacing.n_records, spacing.every)

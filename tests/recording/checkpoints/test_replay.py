@@ -302,13 +302,10 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     )
     assert statuses["Opacus's accountant"] == statuses["log closed"] == "passed"
     assert "no voided steps" not in statuses
-    assert (
-        summary.spacing.n_records,
-        summary.spacing.n_kept,
-        summary.spacing.every,
-    ) == (4, 2, 10)
+    fewer = summary.sensitivity.set_index("choice").loc["records"]
+    assert (fewer["here"], fewer["instead"]) == ("4", "2")
     report = (tmp_path / "audit" / "report.html").read_text()
-    assert "With every second record left out (2 of 4 kept" in report
+    assert "The error of these epsilons is of the order" in report
 
 
 def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):

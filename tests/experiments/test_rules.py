@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
+import indpriv
+from audits.rules import composed_epsilons
 from indpriv import InputError
-from indpriv.analysis.schedule import composed_epsilons
 
 PUBLISHED = {  # q = 0.01, noise 6, delta 1e-5
     10_000: (123.354, 7.450, 6.740, 1.159, 0.823),
@@ -56,6 +57,16 @@ def test_zcdp_is_no_bound():
     assert composed_epsilons(0.5, 0.01, total_steps=1, delta=1e-6).zcdp == pytest.approx(
         0.149, abs=1e-3
     )  # truth: 4.285
+
+
+def test_the_moments_accountant_is_no_smaller_than_the_account():
+    """The other rules are formulas, and may be below it."""
+    noise = np.linspace(2, 1, 300)
+    settings = {"noise_multiplier": noise, "max_grad_norm": 1.0, "sample_rate": 0.01}
+    log = indpriv.NormLog.from_arrays([[1.0]], [0], total_steps=300, **settings)
+    rules = composed_epsilons(noise, 0.01, total_steps=300, delta=1e-5)
+    assert rules.moments > indpriv.account(log, delta=1e-5).worst_case_epsilon
+    assert rules.optimal == pytest.approx(rules.advanced_as_printed, rel=0.5)
 
 
 def test_full_batches_and_tiny_noise():
