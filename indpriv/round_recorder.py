@@ -76,9 +76,13 @@ class CanaryClients:
         for name, values in (("released", seen), ("clients_sum", others)):
             if values.shape != (self.size,) or not np.isfinite(values).all():
                 raise _facts.refused("refusal.rounds", "released", name=name, size=self.size)
-        self._joined, self.n_rounds = (np.nan, np.nan), self.n_rounds + 1
-        self._knew_sums &= clients_sum is not None
         return np.asarray(((seen - others)[self._places] * self._directions).sum(axis=1))
+
+    def observe(self, seen: FloatArray, setting: Mapping[str, Any], *, knew_sums: bool) -> None:
+        """Add what a round showed, now that it is in the log."""
+        self.evidence.observe(seen, setting)
+        self._joined, self.n_rounds = (np.nan, np.nan), self.n_rounds + 1
+        self._knew_sums &= knew_sums
 
     def write(self, run_dir: Path, n_rounds: int) -> None:
         """Write the scores; InputError unless every round said what it released."""
@@ -243,7 +247,7 @@ class RoundRecorder:
             seen = canaries.checked(released, clients_sum, (sample_rate, max_grad_norm))
         self.steps([participants], [norms], number=number, **setting)
         if canaries is not None:
-            canaries.evidence.observe(seen, setting)
+            canaries.observe(seen, setting, knew_sums=clients_sum is not None)
 
     def steps(
         self,

@@ -552,6 +552,18 @@ def test_a_round_that_canaries_cannot_judge_is_not_written(tmp_path, options, ma
             recorder.round(["c1"], [1.0], sample_rate=0.5, released=np.zeros(30), **FEDERATED)
 
 
+def test_a_round_that_the_log_refuses_is_none_of_the_canaries(tmp_path):
+    canaries = CanaryClients(10, 30)
+    with RoundRecorder(tmp_path, IDS, sampler="fixed_size", canaries=canaries) as recorder:
+        canaries.join(sample_rate=0.5, max_grad_norm=0.5)
+        given = {"sample_rate": 0.5, "released": np.zeros(30), **FEDERATED}
+        with pytest.raises(InputError, match="are not among"):
+            recorder.round(["nobody"], [1.0], **given)
+        assert not canaries.evidence.scores("").scores.any()
+        recorder.round(["c1"], [1.0], **given)  # the same canaries, in the round as it was
+    assert (canaries.n_rounds, recorder.n_rounds) == (1, 1)
+
+
 def test_bad_canary_clients_are_refused(tmp_path):
     for arguments, match in (
         ((31, 30), "31 canary clients need as many coordinates"),

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import refused
+from indpriv._files import read_json, write_json
+from indpriv._reading import named
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.attack_scores import AttackScores, CanaryEvidence, log_likelihood_ratio
 from indpriv.errors import InputError
@@ -77,6 +81,13 @@ class RunAttack:
 
     def after_noise(self, setting: StepSetting, draw: Draw) -> None:
         """Called when p.grad holds the noisy sum, before it is divided by the batch size."""
+
+    def check_resumes(self, run_dir: Path) -> None:
+        """Raise InputError unless the attack can go on where the run in run_dir is resumed."""
+        raise refused("refusal.arguments", "attack_resumed")
+
+    def keep(self, run_dir: Path) -> None:
+        """Write what a resumed run needs."""
 
     def scores(self, model: nn.Module) -> AttackScores:
         """Scores at the end; model: the final model in eval mode."""
@@ -287,16 +298,39 @@ class InsertedCanaries(RunAttack):
     file_name = run_files.CANARIES
     method = "final loss of inserted canaries"
 
-    def __init__(self, dataset: Dataset[Any], canaries: Any, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        canaries: Any,
+        *,
+        seed: int | None = None,
+        resumes: str | Path | None = None,
+    ) -> None:
         """Flip the coins.
 
         Args:
             dataset: map-style.
             canaries: items as of the dataset, in a list or a map-style data set; one at least.
             seed: makes the coins reproducible; None draws them from the operating system.
+            resumes: the directory of a run that goes on, whose coins are taken.
         """
         count = check_positive_int("the number of canaries", length(canaries, "canaries"))
-        self._insert(canaries, np.random.default_rng(seed).random(count) < 0.5, dataset)
+        self._insert(canaries, self._generator(seed, resumes).random(count) < 0.5, dataset)
+
+    def _generator(self, seed: int | None, resumes: str | Path | None) -> np.random.Generator:
+        self._seed = secrets.randbits(63) if seed is None else seed
+        if resumes is not None:
+            self._seed = _seed_in(Path(resumes))
+        return np.random.default_rng(self._seed)
+
+    def check_resumes(self, run_dir: Path) -> None:
+        """Raise InputError unless the coins are those of the run."""
+        if _seed_in(run_dir) != self._seed:
+            raise refused("refusal.arguments", "other_coins", run_dir=run_dir)
+
+    def keep(self, run_dir: Path) -> None:
+        """Write the seed of the coins."""
+        write_json(run_dir / run_files.COINS, {"seed": self._seed})
 
     def _insert(self, canaries: Any, member: BoolArray, dataset: Dataset[Any]) -> None:
         inserted = Subset(canaries, np.flatnonzero(member).tolist())
@@ -370,7 +404,13 @@ class MislabelledCanaries(InsertedCanaries):
     method = "final loss of mislabelled canaries"
 
     def __init__(
-        self, dataset: Dataset[Any], count: int, *, n_classes: int, seed: int | None = None
+        self,
+        dataset: Dataset[Any],
+        count: int,
+        *,
+        n_classes: int,
+        seed: int | None = None,
+        resumes: str | Path | None = None,
     ) -> None:
         """Choose canaries, wrong labels and coins.
 
@@ -379,6 +419,7 @@ class MislabelledCanaries(InsertedCanaries):
             count: number of canaries.
             n_classes: at least 2; classes are 0, 1, ..., n_classes - 1.
             seed: makes the choices reproducible; None draws them from the operating system.
+            resumes: the directory of a run that goes on, whose choices are taken.
 
         Raises:
             InputError: more canaries than examples, or one class.
@@ -388,12 +429,19 @@ class MislabelledCanaries(InsertedCanaries):
         check_positive_int("n_classes", n_classes, minimum=2)
         if count > n:
             raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
-        rng = np.random.default_rng(seed)
+        rng = self._generator(seed, resumes)
         positions, member, shifts = draw_canaries(rng, n, count, n_classes)
         items = zip(map(dataset.__getitem__, positions.tolist()), shifts.tolist(), strict=True)
         canaries = [(inputs, (target + shift) % n_classes) for (inputs, target), shift in items]
         others = np.setdiff1d(np.arange(n), positions)
         self._insert(canaries, member, Subset(dataset, others.tolist()))
+
+
+def _seed_in(run_dir: Path) -> int:
+    if not (path := run_dir / run_files.COINS).is_file():
+        raise refused("refusal.arguments", "no_coins", run_dir=run_dir)
+    with named(path):
+        return int(read_json(path)["seed"])
 
 
 class PlannedLoader(DataLoader[Any]):

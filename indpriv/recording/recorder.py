@@ -212,7 +212,7 @@ class Recorder:
         if individual_clipping and rounding_mode != "up":
             raise refused("refusal.arguments", "nearest", mode=rounding_mode)
         if attack is not None and step is not None:
-            raise refused("refusal.arguments", "attack_resumed")
+            attack.check_resumes(self.run_dir)
         if record_holdout and test_set is None:
             raise refused("refusal.arguments", "holdout")
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
@@ -464,6 +464,8 @@ class Recorder:
                 about = {**machine, **self._run_info, "recorder": dict(header.run)}
                 write_json(folder / RUN_JSON, about)
                 if self._resume_at is None:
+                    if self._started is not None:
+                        self._started.keep(folder)
                     sign(folder, self._key)
             if self._step and self._clipping.varies:
                 resumed = open_run(folder)

@@ -10,7 +10,7 @@ from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attacks import language_scores
 from indpriv.norm_log.run_files import CANARIES
-from indpriv.recording import CausalLMLoss, InsertedCanaries, Recorder
+from indpriv.recording import CausalLMLoss, InsertedCanaries, MislabelledCanaries, Recorder
 from runs import blobs, make_run, record
 
 LENGTH = 6
@@ -83,6 +83,37 @@ def test_coins_are_fair_and_of_the_system_unless_seeded(seed):
     one, two = (InsertedCanaries(items(1, 0), range(20_000), seed=seed).member for _ in range(2))
     assert abs(one.mean() - 0.5) < 6 * 0.5 / np.sqrt(20_000)
     assert (one == two).all() == (seed is not None)
+
+
+@pytest.mark.parametrize("kind", ["inserted", "mislabelled"])
+def test_canaries_survive_a_resume(tmp_path, kind):
+    def made(**options):
+        if kind == "inserted":
+            return InsertedCanaries(blobs(60), blobs(60), **options)
+        return MislabelledCanaries(blobs(60), 40, n_classes=2, **options)
+
+    def recorded(canaries, **options):
+        run = make_run(canaries.train_set, data_loader=canaries.loader(batch_size=12))
+        more = {"epochs": 1, "every": 1, "attack": canaries, **options}
+        return record(run, tmp_path / "run", **more)
+
+    first = made()
+    log = recorded(first)
+    middle = log.total_steps // 2
+    again = made(resumes=tmp_path / "run")
+    assert again.member.tolist() == first.member.tolist()
+    assert len(again.train_set) == len(first.train_set)
+    with pytest.raises(InputError, match="was begun with other coins"):
+        recorded(made(seed=1), resume_at=middle)
+    (tmp_path / "run" / CANARIES).unlink()
+    assert recorded(again, resume_at=middle).total_steps == middle + log.total_steps
+    scores = AttackScores.from_file(tmp_path / "run" / CANARIES)
+    assert scores.member.tolist() == first.member.tolist()
+    (tmp_path / "run" / "coins.json").write_text("{}")
+    with pytest.raises(InputError, match=r"coins.json is damaged"):
+        made(resumes=tmp_path / "run")
+    with pytest.raises(InputError, match="holds no coins of canaries"):
+        made(resumes=tmp_path)
 
 
 def test_refusals(tmp_path):
