@@ -6,7 +6,8 @@ The model is any module that takes `input_ids` (batch, length) and returns an ob
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,48 @@ import pandas as pd
 
 from indpriv._checks import check_positive_int, check_row
 from indpriv._facts import refused
-from indpriv._types import ArrayLike, FloatArray, IntArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
 
-METHODS = {
-    "loss": "loss of the text",
-    "zlib": "loss of the text over its compressed length",
-    "min_k": "Min-K%, the least likely tokens",
-    "min_k_plus": "Min-K%++, the least likely tokens, standardised",
-    "reference": "loss of the text less that of a reference model",
-    "recall": "ReCaLL, loss after non-members over loss alone",
-}
 _TOKENS = 1 << 12  # in a call of the model
 _AT_ONCE = 128  # tokens whose logits are in double precision together
 _SAME = 1e-3  # of logits that should be equal, but are computed in half precision
 
 
-def language_scores(
+@dataclass(frozen=True)
+class KnownTexts:
+    """What a language model says of n texts; see `known_texts`.
+
+    Attributes:
+        member: (n,) bool, whether the model was trained on each.
+        mean: (n,) mean log-probability, in nats, of all tokens of a text but the first.
+        least: (n,) the same of its least likely tokens.
+        standardised: (n,) the same, with log-probabilities less their mean over the vocabulary, by
+            the model, over their standard deviation there.
+        compressed: (n,) bytes that zlib leaves of the text.
+        reference: (n,) mean log-probability by a reference model.
+        after: (n,) mean log-probability after a prefix.
+        about: further fields of `AttackScores`.
+    """
+
+    member: BoolArray
+    mean: FloatArray
+    least: FloatArray
+    standardised: FloatArray
+    compressed: FloatArray | None
+    reference: FloatArray | None
+    after: FloatArray | None
+    about: Mapping[str, Any]
+
+    def scores(self, rule: Callable[[Any], FloatArray], otherwise: float = 0.0) -> AttackScores:
+        """Scores by a rule; otherwise: what they are where both parts are infinite, or both 0."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = rule(self)
+        found = np.where(np.isnan(found), otherwise, found)
+        return AttackScores(found, self.member, "", **self.about)
+
+
+def known_texts(
     model: Any,
     ids: Sequence[ArrayLike],
     member: ArrayLike,
@@ -40,20 +66,8 @@ def language_scores(
     prefix: ArrayLike | None = None,
     share: float = 0.2,
     **about: Any,
-) -> dict[str, AttackScores]:
-    """Scores of texts by each attack whose needs are met, by the names of `METHODS`.
-
-    Write one with to_parquet: `indpriv attack FILE` gives its rates, and its lower bounds on
-    epsilon. Choose the attack before looking: each bound holds by itself, the largest of six does
-    not. With l the log-probabilities, in nats, of all tokens of a text but the first:
-    loss: mean of l (Yeom et al. 2018, arXiv:1709.01604).
-    zlib: the same over the bytes that zlib leaves of the text (Carlini et al. 2021,
-        arXiv:2012.07805).
-    min_k: mean of the smallest l, a `share` of them (Shi et al. 2024, arXiv:2310.16789).
-    min_k_plus: the same of l less its mean over the vocabulary, by the model, over its standard
-        deviation there (Zhang et al. 2025, arXiv:2404.02936).
-    reference: mean of l less that of the reference model (Watson et al. 2022, arXiv:2111.08440).
-    recall: mean of l after the prefix over that without it (Xie et al. 2024, arXiv:2406.15968).
+) -> KnownTexts:
+    """What a language model says of texts, for the attacks of the registry that need texts.
 
     Args:
         model: a causal model; it is called in eval mode, without gradients.
@@ -62,7 +76,7 @@ def language_scores(
         texts: the same as strings, for zlib, e.g. tokenizer.batch_decode(ids).
         reference: a model of the same tokens that was trained on none of the texts.
         prefix: token ids of texts that were not trained on, one after another, for recall.
-        share: in (0, 1].
+        share: of tokens that are the least likely ones, in (0, 1].
         about: further fields of `AttackScores`: groups, example_ids; fair_coins=True if an
             independent fair coin decided on each text.
     """
@@ -72,30 +86,25 @@ def language_scores(
     if kept.dtype != np.bool_:
         raise refused("refusal.language", "coins", found=kept.dtype)
     _check_lengths(len(rows), member=kept, texts=texts)
-    tokens = list(_tokens(model, rows))
-    mean = _means(tokens)
-    found = {"loss": mean}
-    for name, column in (("min_k", 0), ("min_k_plus", 1)):
-        least = [np.sort(each[:, column])[: max(1, int(share * len(each)))] for each in tokens]
-        found[name] = np.array([values.mean() for values in least])
-    if texts is not None:
-        found["zlib"] = mean / [len(zlib.compress(text.encode())) for text in texts]
-    with np.errstate(invalid="ignore", divide="ignore"):  # both are infinite or 0: no difference
-        if reference is not None:
-            away = mean - _means(_tokens(reference, rows))
-            found["reference"] = np.where(np.isnan(away), 0.0, away)
-        if prefix is not None:
-            before = np.asarray(prefix).reshape(-1)
-            longer = _tokens(model, _rows([np.concatenate([before, row]) for row in rows]))
-            ratio = (
-                _means(each[1 - len(row) :] for each, row in zip(longer, rows, strict=True)) / mean
-            )
-            found["recall"] = np.where(np.isnan(ratio), 1.0, ratio)
-    return {
-        name: AttackScores(found[name], kept, title, **about)
-        for name, title in METHODS.items()
-        if name in found
-    }
+    tokens, least = list(_tokens(model, rows)), []
+    for column in (0, 1):
+        each = [np.sort(one[:, column])[: max(1, int(share * len(one)))] for one in tokens]
+        least.append(np.array([values.mean() for values in each]))
+    after = None
+    if prefix is not None:
+        before = np.asarray(prefix).reshape(-1)
+        longer = _tokens(model, _rows([np.concatenate([before, row]) for row in rows]))
+        after = _means(each[1 - len(row) :] for each, row in zip(longer, rows, strict=True))
+    sizes = [len(zlib.compress(text.encode())) for text in texts or ()]
+    return KnownTexts(
+        kept,
+        _means(tokens),
+        *least,
+        compressed=None if texts is None else np.array(sizes, np.float64),
+        reference=None if reference is None else _means(_tokens(reference, rows)),
+        after=after,
+        about=about,
+    )
 
 
 def _means(tokens: Iterable[FloatArray]) -> FloatArray:
@@ -130,8 +139,8 @@ def extraction(
         with every rank counted and for this beginning.
 
     Args:
-        model: as of `language_scores`.
-        ids: as of `language_scores`.
+        model: as of `known_texts`.
+        ids: as of `known_texts`.
         start: number of tokens of the beginning, at least 1; one for all, or (n,).
         samples: number of independent samples, n.
         temperature: logits are divided by it; above 0.

@@ -5,9 +5,10 @@ lacks; name both in _FUNCTIONS, and say in attacks.toml what it needs, follows a
 """
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pandas as pd
 
 from indpriv._columns import groupable_columns, grouping_of, to_floats
 from indpriv._facts import refused
-from indpriv._types import BoolArray, FloatArray, NDArray
+from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import references, released
 from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
+from indpriv.attacks.language import KnownTexts, known_texts
 from indpriv.attacks.released import ReleasedModel, column, finite_confidences, scores_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -36,6 +38,7 @@ _SEED = 0  # of the half of the hold-out that the regression uses
 _NEEDED = {
     "losses": "the losses of the final model",
     "attributes": "to know of attributes",
+    "texts": "what a language model says of texts, by indpriv.attacks.known_texts",
     "released": "what the model itself tells: record it with keep_model=True and 40 test examples "
     "or more, and attack it with --references train.py:fit, or take it by "
     "indpriv.recording.released_model",
@@ -59,6 +62,7 @@ class Material:
     gradients: AttackSignals | None = None
     released: ReleasedModel | None = None
     attributes: tuple[AttributeKnowledge, ...] | None = None
+    texts: KnownTexts | None = None
 
     def groups(
         self, by: str, example_ids: NDArray[np.generic], member: BoolArray
@@ -268,6 +272,35 @@ _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | N
     "input_quantile": (released.input_scores, released.lacks_for_inputs),
     "trajectory_rmia": _RMIA,
     "trajectory_lira": (references.lira, None),
+    "text_loss": (lambda known: known.scores(attrgetter("mean")), None),
+    "zlib": (
+        lambda known: known.scores(lambda of: of.mean / of.compressed),
+        lambda known: "the texts as strings" if known.compressed is None else None,
+    ),
+    "min_k": (lambda known: known.scores(attrgetter("least")), None),
+    "min_k_plus": (lambda known: known.scores(attrgetter("standardised")), None),
+    "text_reference": (
+        lambda known: known.scores(lambda of: of.mean - of.reference),
+        lambda known: "a reference model" if known.reference is None else None,
+    ),
+    "recall": (
+        lambda known: known.scores(lambda of: of.after / of.mean, 1.0),
+        lambda known: "a prefix" if known.after is None else None,
+    ),
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
 ATTACKS = {name: Attack(name, *_FUNCTIONS[name], **texts) for name, texts in _TEXTS.items()}
+
+
+def language_scores(
+    model: Any, ids: Sequence[ArrayLike], member: ArrayLike, **options: Any
+) -> dict[str, AttackScores]:
+    """Scores of texts by each attack on texts whose needs are met, by their names in `ATTACKS`.
+
+    Arguments are those of `known_texts`. Write one with to_parquet: `indpriv attack FILE` gives its
+    rates, and its lower bounds on epsilon. Choose the attack before looking: each bound holds by
+    itself, the largest of six does not.
+    """
+    material = Material(texts=known_texts(model, ids, member, **options))
+    of_texts = [one for one in ATTACKS.values() if one.need == "texts" and one.can_use(material)]
+    return {attack.name: attack.scores(material) for attack in of_texts}

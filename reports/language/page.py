@@ -6,7 +6,7 @@ from typing import Any
 from indpriv._formatting import format_epsilon, format_interval, format_lower_bound, round_up
 from reports.shared.markdown_table import table
 
-CHOSEN = "loss"  # the attack that decides, chosen in a trial run with other coins
+CHOSEN = "text_loss"  # the attack that decides, chosen in a trial run with other coins
 EXTRACTED, APART, HIDDEN, BELOW = (
     "membership of the same canaries succeeds where extraction fails",
     "without DP, training longer brings them out",
@@ -24,11 +24,11 @@ RULES = {
     "worst case of their run; refuted otherwise",
 }
 TITLES = {
-    "loss": "loss",
+    "text_loss": "loss",
     "zlib": "zlib ratio",
     "min_k": "Min-K%",
     "min_k_plus": "Min-K%++",
-    "reference": "less the public model's loss",
+    "text_reference": "less the public model's loss",
     "gradient": "norm of the final gradient",
     "updates": "every noisy update, by gradient canaries",
 }

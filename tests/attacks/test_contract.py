@@ -9,6 +9,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.attributes import AttributeKnowledge
+from indpriv.attacks.language import KnownTexts
 from indpriv.attacks.released import ReleasedModel
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -47,7 +48,13 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
         gradients=gradients,
         released=_released(ExampleTable(frame), examples),
         attributes=(_in_order(knowledge(n, member=member[0], example_ids=ids), order),),
+        texts=_texts(member[0], ids, order),
     )
+
+
+def _texts(member: np.ndarray, ids: np.ndarray, order: np.ndarray) -> KnownTexts:
+    values = -np.random.default_rng(4).exponential(size=(6, len(order)))[:, order]
+    return KnownTexts(member[order], *values, about={"example_ids": ids[order]})
 
 
 def _released(ordered: ExampleTable, examples: ExampleTable) -> ReleasedModel:

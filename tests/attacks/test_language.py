@@ -14,8 +14,7 @@ from torch import nn
 from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.lower_bound import gaussian_bound, lower_bound
-from indpriv.attacks import extraction, language, language_scores
-from indpriv.attacks.language import METHODS
+from indpriv.attacks import ATTACKS, Material, extraction, known_texts, language, language_scores
 from indpriv.cli import run as indpriv
 
 VOCABULARY = 6
@@ -95,11 +94,11 @@ def slow_scores(model, row, text, reference, prefix, share):
     least = max(1, int(share * len(own)))
     after = slow_likelihoods(model, [*prefix, *row])[-len(own) :]
     return {
-        "loss": mean(own),
+        "text_loss": mean(own),
         "zlib": mean(own) / len(zlib.compress(text.encode())),
         "min_k": mean(sorted(own)[:least]),
         "min_k_plus": mean(sorted(standardised)[:least]),
-        "reference": mean(own) - mean(slow_likelihoods(reference, row)),
+        "text_reference": mean(own) - mean(slow_likelihoods(reference, row)),
         "recall": mean(after) / mean(own),
     }
 
@@ -114,12 +113,12 @@ def test_scores_equal_those_of_a_slow_twin(share, at_once, monkeypatch):
         model, ids, member, texts=words, reference=reference, prefix=prefix, share=share,
         fair_coins=True,
     )  # fmt: skip
-    assert list(found) == list(METHODS)
+    assert set(found) == {name for name, one in ATTACKS.items() if one.need == "texts"}
     for k, (row, text) in enumerate(zip(ids, words, strict=True)):
         for name, value in slow_scores(model, row, text, reference, prefix, share).items():
             assert found[name].scores[k] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, k)
     for name, scores in found.items():
-        assert scores.method == METHODS[name]
+        assert scores.method == ATTACKS[name].title
         assert scores.fair_coins
         assert (scores.member == member).all()
         assert scores.adversary == "final_model"
@@ -127,19 +126,25 @@ def test_scores_equal_those_of_a_slow_twin(share, at_once, monkeypatch):
 
 def test_a_long_text_is_read_in_parts_of_the_same_values():
     model, row = Tiny(longest=1000), np.random.default_rng(0).integers(0, VOCABULARY, 700)
-    found = language_scores(model, [row, row[:300]], [True, False])["loss"].scores
+    found = language_scores(model, [row, row[:300]], [True, False])["text_loss"].scores
     assert found == pytest.approx([mean(slow_likelihoods(model, x)) for x in (row, row[:300])])
 
 
 def test_scores_need_only_what_they_use():
     ids = texts(4)
-    assert list(language_scores(Tiny(), ids, coins(4))) == ["loss", "min_k", "min_k_plus"]
+    assert list(language_scores(Tiny(), ids, coins(4))) == ["text_loss", "min_k", "min_k_plus"]
+    known = Material(texts=known_texts(Tiny(), ids, np.array([True, False, True, False])))
+    for name, needed in (
+        ("zlib", "the texts as strings"), ("text_reference", "a reference model"), ("recall", "a prefix"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=needed):
+            ATTACKS[name].scores(known)
 
 
 def test_dropout_is_off_while_scoring_and_on_again_afterwards():
     model = Tiny().train()
     model.dropout.eval()  # the user froze one layer
-    one, two = (language_scores(model, texts(5), coins(5))["loss"].scores for _ in range(2))
+    one, two = (language_scores(model, texts(5), coins(5))["text_loss"].scores for _ in range(2))
     assert (one == two).all()
     assert model.training
     assert not model.dropout.training
@@ -148,8 +153,8 @@ def test_dropout_is_off_while_scoring_and_on_again_afterwards():
 def test_impossible_and_certain_tokens_have_scores():
     never = Changed(lambda x: SimpleNamespace(logits=x.index_fill(2, torch.tensor([0]), -math.inf)))
     found = language_scores(never, [[1, 0], [1, 2]], [False, True], reference=never, prefix=[1])
-    assert np.isneginf(found["loss"].scores[0])
-    assert found["reference"].scores.tolist() == [0.0, 0.0]
+    assert np.isneginf(found["text_loss"].scores[0])
+    assert found["text_reference"].scores.tolist() == [0.0, 0.0]
     assert np.isneginf(found["min_k_plus"].scores[0])
     assert found["recall"].scores[0] == 1.0
     flat = Changed(lambda x: SimpleNamespace(logits=torch.zeros_like(x)))
@@ -182,10 +187,10 @@ def test_a_model_that_memorised_its_members_gives_them_away(tmp_path, capsys):
         assert measures["epsilon_fdp"].value > 1
         assert measures["epsilon_gaussian"].value > 1
     path = tmp_path / "scores.parquet"
-    found["reference"].to_parquet(path)
-    assert AttackScores.from_file(path).method == METHODS["reference"]
+    found["text_reference"].to_parquet(path)
+    assert AttackScores.from_file(path).method == ATTACKS["text_reference"].title
     assert indpriv(["attack", str(path)]) == 0
-    assert METHODS["reference"] in capsys.readouterr().out
+    assert ATTACKS["text_reference"].title in capsys.readouterr().out
     inside, outside = (extraction(model, ids[side], 2) for side in (member, ~member))
     assert inside["chance"].mean() > 0.2 > 100 * outside["chance"].mean()
 
@@ -373,6 +378,6 @@ def test_a_hugging_face_model_has_the_same_scores_as_its_slow_twin():
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).train()  # with dropout
     ids = texts(10, vocabulary=20)
-    found = language_scores(model, ids, coins(10))["loss"].scores
+    found = language_scores(model, ids, coins(10))["text_loss"].scores
     expected = [mean(slow_likelihoods(model, row)) for row in ids]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
