@@ -163,7 +163,9 @@ class ExampleTable:
             InputError: there is no such column, or it lacks a value in a training row.
         """
         if column not in (columns := self.metadata_columns):
-            known = ", ".join(columns) or "none: pass metadata or unit_ids to the Recorder"
+            known = (
+                ", ".join(columns) or "none: next time, pass metadata or unit_ids to the Recorder"
+            )
             raise _facts.refused("refusal.examples", "unit_column", column=column, known=known)
         train, test = self.train, self.test
         if lacking := int(train[column].isna().sum()):

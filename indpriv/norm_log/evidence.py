@@ -126,6 +126,8 @@ def _unwatched(state: journal_state.LogState, first: SessionCounts) -> Iterator[
         yield _declared_sampler(first.sampler, sources["sampler"])
         yield fact("check.opacus_accountant", status, "replayed", settings=settings)
         yield fact("check.training_watched", NOT_CHECKED, "replayed")
+        refuted = first.replayed.refuted
+        yield from (CHECKS[key].fact(FAILED, refuted[key]) for key in CHECKS if key in refuted)
     else:
         voided = state.voided_steps
         status, case = (FAILED, "rounds_voided") if voided else (PASSED, "rounds")

@@ -183,6 +183,7 @@ class Replay(_Counts):
     sources: Mapping[str, str]  # name of each setting, and where it was found
     accountant_counted_all: bool  # the accountant in the checkpoints counted every step
     weights_fingerprint: str | None  # of the last checkpoint; None at the end of the log
+    refuted: Mapping[str, str] = {}  # key of a check that failed in a Recorder's log -> its detail
 
 
 class RoundCounts(_Counts):

@@ -154,6 +154,7 @@ def test_clients_may_have_names_of_their_own(tmp_path):
     start(strategy, grid, rounds=2)
     log = indpriv.NormLog.open(tmp_path / "run")
     assert set(log.example_ids) == {*names.values(), "never connected"}
+    assert any("or is not connected, may depend on their data" in one for one in log.known_caveats)
     summary = audit(tmp_path / "run", output_dir=tmp_path / "audit")
     assert summary.account.participation == "known"
     assert summary.guarantee.status == "declared"

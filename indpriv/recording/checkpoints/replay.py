@@ -34,11 +34,12 @@ from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import session_counts
-from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.evidence import CHECKS, SEEDED
+from indpriv.norm_log.journal_state import LogState, counts_at, read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON, seal
 from indpriv.norm_log.session_counts import SessionCounts
+from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints import safe_files, saved_models
 from indpriv.recording.checkpoints.saved_models import (
@@ -185,7 +186,9 @@ def replay(
     """Compute every example's gradient norm at every checkpoint, and write a run directory.
 
     A replay that was interrupted, or whose run has grown since, continues at the next checkpoint
-    when it is called again. Nothing in a checkpoint is run, see `read_content`.
+    when it is called again. Nothing in a checkpoint is run, see `read_content`. Where a Recorder's
+    log lies in the folder or above it, settings, parameters and labels are compared with it, and
+    what a check of it refuted is refuted of the replay too.
 
     Args:
         checkpoints: folder of the checkpoints, in any order; for their steps see `StepOptions`.
@@ -226,17 +229,23 @@ def replay(
         of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
         paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
         paid, seeds = first_at(settings.declared, *paths), (("seeded",), ("recorder", "seeded"))
+        live = settings.live
+        if live:
+            tell(text("sentence.replay", "live", log=live.run_dir))
+            paid = max(paid or 0.0, live.clipping_norm_epsilon)
+            made.compare(live, found.models)
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
             unit=rebuilt.unit,
-            neighbouring="add_remove",
+            neighbouring=live.header["neighbouring"] if live else "add_remove",
             sampler=settings.sampler,
             individually_clipped=False,
             norm_pass=made.norm_pass.to_header(made.caveats),
             run={
                 "replayed": True,
-                "seeded": any(first_at(settings.declared, path) for path in seeds),
+                "seeded": any(first_at(settings.declared, path) for path in seeds)
+                or bool(live and live.seeded),
                 of_clip: _checks.check_clipping_norm_epsilon(0.0 if paid is None else paid),
                 **described_parameters(made.model),
             },
@@ -299,12 +308,22 @@ def _write_log(
         *made.caveats,
         *([SEEDED] if seeded else []),
     )
+    live = settings.live
+    failed = [one for one in (verify(live) if live else ()) if one.status == FAILED]
+    refuted = {
+        one.key: f"by {saved_models.LIVE}: {one.detail}"
+        for one in failed
+        if one.key in CHECKS and CHECKS[one.key].line
+    }
 
     def counts(weights: str | None = None) -> SessionCounts:
         """Where steps come from. No Recorder watched the training, so nothing was counted."""
         sources, all_counted = settings.sources, settings.accountant_counted_all
         replayed = session_counts.Replay(
-            sources=sources, accountant_counted_all=all_counted, weights_fingerprint=weights
+            sources=sources,
+            accountant_counted_all=all_counted,
+            weights_fingerprint=weights,
+            refuted=refuted,
         )
         return SessionCounts(
             from_step=0, seeded=seeded, caveats=caveats, sampler=settings.sampler, replayed=replayed
@@ -387,6 +406,14 @@ class CheckpointPass:
     def move_to(self, path: Path) -> str:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
         return safe_files.fingerprint_of(safe_files.load_into(self.model, path, self.spec.load))
+
+    def compare(self, log: LogState, models: Sequence[SavedModel]) -> None:
+        """Raise InputError where a log has other parameters of a step than a model saved at it."""
+        for model in models:
+            logged = counts_at(log, model.step).get("weights")
+            if logged is not None and self.move_to(model.path) != logged:
+                of = {"path": model.path, "step": model.step, "log": log.run_dir}
+                raise refused("refusal.checkpoints", "other_log", **of)
 
     def norms_at(self, path: Path) -> tuple[Measured, str]:
         """Every example's norm at a checkpoint, in seconds that include reading it; its weights."""

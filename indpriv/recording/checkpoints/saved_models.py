@@ -2,8 +2,9 @@
 
 A checkpoint of step t is the model after t updates. Norms at it are those of step t, as in a
 Recorder's log. Nothing is guessed: Opacus's accountant in the file counted the step, the user tells
-it, or the file states it as `step` or `global_step`; settings are in run.json, options and that
-accountant. What is missing or contradictory is collected, so that the user sees it in one message.
+it, or the file states it as `step` or `global_step`; settings are in run.json, options, the log of
+the run and that accountant. What is missing or contradictory is collected, so that the user
+sees it in one message.
 """
 
 import math
@@ -28,11 +29,13 @@ from indpriv._folders import named_by_person
 from indpriv._types import FloatArray
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import SAMPLERS, SETTING_NAMES, StepSettings
-from indpriv.norm_log.run_files import RUN_JSON, read_run_json
+from indpriv.norm_log.norm_log import OpenedRun, open_run
+from indpriv.norm_log.run_files import JOURNAL, RUN_JSON, read_run_json
 from indpriv.recording.checkpoints import safe_files
 from indpriv.recording.checkpoints.safe_files import Content, LoadFn, read_content, state_of
 
 STEP_OF, ACCOUNTANT, OPTIONS = "--set step_of", "the accountant in the checkpoints", "the options"
+LIVE = "the log beside the checkpoints"
 _FEW = 8  # names in a message
 _MOST_STEPS = 10**8  # arrays of all steps are held in memory
 StepOf = str | Sequence[str | int] | Mapping[str, int]
@@ -349,6 +352,7 @@ class RunSettings:
     accountant_counted_all: bool  # every step, with its noise_multiplier and sample_rate
     declared: Mapping[str, Any]  # content of run.json; {} if there is none
     caveats: list[str]  # what weakens any account of the run
+    live: OpenedRun | None  # what a Recorder logged of it
 
 
 def resolve(
@@ -356,18 +360,21 @@ def resolve(
 ) -> RunSettings | None:
     """Find every setting: in run.json, in the options and in Opacus's accountant.
 
-    run.json is in the folder of the checkpoints, or beside it if that is named checkpoints. What is
-    missing or contradicts another source, or the number of examples, is added to the problems of
-    the checkpoints; the result is then None.
+    run.json is in the folder of the checkpoints, or beside it if that is named checkpoints; the log
+    of a Recorder is in either place. What is missing or contradicts another source, or the number
+    of examples, is added to the problems of the checkpoints; the result is then None.
     """
-    models = found.models
-    beside = [folder.parent] if folder.resolve().name == "checkpoints" else []
-    files = (place for place in (folder, *beside) if (place / RUN_JSON).is_file())
+    models, above = found.models, folder.absolute().parent
+    beside = [above] if folder.resolve().name == "checkpoints" or _has(above, JOURNAL) else []
+    places, live = [folder, *beside], None
     declared: Mapping[str, Any] = {}
     with found.collecting():
-        declared = next(map(read_run_json, files), {})
+        declared = next((read_run_json(one) for one in places if _has(one, RUN_JSON)), {})
+    with found.collecting():
+        logs = (open_run(place) for place in places if _has(place, JOURNAL))
+        live = next((run for run in logs if not run.header["run"].get("replayed")), None)
     counted = max((_counted(model.history) for model in models), key=len, default=np.zeros((0, 2)))
-    said = _said(declared, options, counted)
+    said = _said(declared, options, counted, live)
     one, columns = dict[str, Any](), dict[str, FloatArray]()
     for name, check in _CHECKS.items():
         with found.collecting():
@@ -376,11 +383,12 @@ def resolve(
     for name in SETTING_NAMES:
         with found.collecting():
             columns[name] = _column(name, said[name], total or 1)
-    reached = max([len(counted), *(model.step for model in models)])
+    logged = live.total_steps if live else 0
+    reached = max([len(counted), logged, *(model.step for model in models)])
     if total is not None and total < reached:
         values = {"total": total, "source": next(iter(said["steps"])), "reached": reached}
         found.problems.append(text("refusal.checkpoints", "total", **values))
-    found.problems.extend(_unfit(declared, found, total or 0, n_examples, columns))
+    found.problems.extend(_unfit(declared, found, total or 0, n_examples, columns, live))
     if missing := [name for name in _TO_TYPE if not said[name]]:
         names, options_ = ", ".join(missing), " ".join(_TO_TYPE[name] for name in missing)
         found.problems.append(text("refusal.checkpoints", "lacks", names=names, options=options_))
@@ -394,6 +402,8 @@ def resolve(
     values = {"step": last.step, "total": total, "rate": rate, "n": n_examples}
     cases = [case for case, holds in (weak | {"rate": not regular}).items() if holds]
     sources = {name: " and ".join(by_source) for name, by_source in said.items()}
+    if live:  # as accounts of its log count gradients that are clipped too little
+        columns["noise_multiplier"] = columns["noise_multiplier"] / (1 + live.clip_excess)
     return RunSettings(
         steps=StepSettings.from_values(total, **columns),
         delta=one["delta"],
@@ -402,21 +412,34 @@ def resolve(
         accountant_counted_all=len(counted) == total,
         declared=declared,
         caveats=[text("sentence.replay", case, **values) for case in cases],
+        live=live,
     )
 
 
+def _has(folder: Path, name: str) -> bool:
+    """Whether a file is there and begun."""
+    return (folder / name).is_file() and (folder / name).stat().st_size > 0
+
+
 def _said(
-    declared: Mapping[str, Any], options: StepOptions, counted: FloatArray
+    declared: Mapping[str, Any],
+    options: StepOptions,
+    counted: FloatArray,
+    live: OpenedRun | None,
 ) -> dict[str, dict[str, Any]]:
     """Of each setting, source -> value, the most trusted source first."""
     written = {name: first_at(declared, (name,), ("training", name)) for name in _TO_TYPE}
     if first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES:
         written["sampler"] = written["sampler"] or "poisson"
     sources: dict[str, dict[str, Any]] = {RUN_JSON: written, OPTIONS: vars(options)}
+    if live and live.total_steps:
+        sources[LIVE] = {"sampler": live.sampler, **vars(live.settings())}
+        if live.closed:
+            sources[LIVE]["steps"] = live.total_steps
     if len(counted):
         noise, rate = counted.T
         sources[ACCOUNTANT] = {"noise_multiplier": noise, "sample_rate": rate}
-        if written["steps"] is None is options.steps:
+        if not any(said.get("steps") for said in sources.values()):
             sources[ACCOUNTANT]["steps"] = len(counted)
     return {
         name: {of: values[name] for of, values in sources.items() if values.get(name) is not None}
@@ -447,7 +470,7 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
     column = np.full(total, np.nan)
     for source, value in by_source.items():
         these = np.full(total, np.nan)
-        if source == ACCOUNTANT:
+        if source in (LIVE, ACCOUNTANT):
             these[: len(value)] = value[:total]
         elif not isinstance(value, list):
             for start, number in parse_schedule(name, value):
@@ -467,7 +490,9 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
             values = {"first": column[step], "first_source": next(iter(by_source)), "step": step}
             values |= {"second": these[step], "second_source": source, "name": name}
             raise refused("refusal.checkpoints", "contradiction", **values)
-        if counted_rate and RUN_JSON not in by_source:  # an option was not read from a sampler
+        if (
+            counted_rate and not {RUN_JSON, LIVE} & by_source.keys()
+        ):  # an option was not read from a sampler
             column = np.fmax(column, these)
         column = np.where(np.isnan(column), these, column)
     if by_source and np.isnan(column).any():
@@ -498,12 +523,18 @@ def _unfit(
     total: int,
     n_examples: int | None,
     columns: Mapping[str, FloatArray],
+    live: OpenedRun | None,
 ) -> Iterator[str]:
     """What a replay cannot handle: other data or checkpoints, clipping that is not flat."""
-    n_train = first_at(declared, ("data", "n_train"))
-    if isinstance(n_train, int) and n_examples not in (n_train, None):
-        yield text("refusal.checkpoints", "other_data", n_examples=n_examples, n_train=n_train)
-    places = (), ("training",), ("recorder",)
+    said = {RUN_JSON: first_at(declared, ("data", "n_train"))}
+    if live:
+        said[LIVE] = live.header["n_examples"]
+        declared = {**declared, "recorder": live.header["run"]}
+    for source, n in said.items():
+        if isinstance(n, int) and n_examples not in (n, None):
+            values = {"n_examples": n_examples, "n_train": n, "source": source}
+            yield text("refusal.checkpoints", "other_data", **values)
+    places = ("recorder",), (), ("training",)
     clipping = first_at(declared, *((*place, "clipping") for place in places))
     # With individual clipping, no example contributes more than with flat clipping.
     if clipping not in (None, "flat", "individual"):

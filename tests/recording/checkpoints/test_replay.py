@@ -1,6 +1,7 @@
 """Replays of runs that an ordinary script trained (plain_opacus.py), held against a Recorder that watched the same run."""
 
 import json
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -16,7 +17,10 @@ import plain_opacus
 from audits.training.datasets import load_dataset
 from indpriv import InputError, NormLog, account
 from indpriv.audit import audit
+from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import replay as replaying
@@ -333,6 +337,64 @@ def test_a_seeded_run_stays_void(checkpoints, tmp_path, by):
     (checkpoints / "run.json").write_text(json.dumps(said))
     replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
     assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == "void"
+
+
+def beside_a_log(trained, tmp_path, end=None):
+    """A run directory with the log of a Recorder, cut at its end, and the checkpoints in it."""
+    run = shutil.copytree(trained / "live", tmp_path / "run")
+    shutil.copytree(trained / "checkpoints", run / "saved")
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "journal.jsonl").write_bytes(b"".join(lines[:end]))
+    return run
+
+
+def words_of(path):
+    run = open_run(path)
+    return {line.key: line.status for line in lines_of(verify(run), run.header["run"])}
+
+
+def test_a_replay_gets_no_better_word_than_the_log_beside_it(trained, tmp_path):
+    run, told = beside_a_log(trained, tmp_path, end=-2), []  # a crash, so that it was not closed
+    replay(run / "saved", SPEC, tmp_path / "new", options=TOLD, tell=told.append)
+    assert any(f"a Recorder's log of this run lies in {run}" in text for text in told)
+    order = ["verified", "declared", "on trust", "refuted"]
+    live, replayed = words_of(run), words_of(tmp_path / "new")
+    assert live["update"] == "refuted"
+    assert all(order.index(replayed[key]) >= order.index(live[key]) for key in live)
+    assert "by the log beside the checkpoints: the log was not closed" in " ".join(
+        NormLog.open(tmp_path / "new").caveats
+    )
+
+
+def test_a_log_tells_what_options_do_not(trained, tmp_path):
+    run = beside_a_log(trained, tmp_path)
+    replay(run / "saved", SPEC, tmp_path / "new", options=StepOptions(delta=1e-5))
+    assert_same(NormLog.open(run), NormLog.open(tmp_path / "new"))
+    assert words_of(tmp_path / "new")["update"] == "declared"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"noise_multiplier": 2.0}, "2 by the options and 1 by the log beside the checkpoints"),
+        ({"max_grad_norm": 0.5}, "0.5 by the options and 1 by the log"),
+        ({"sample_rate": 0.05}, "0.05 by the options and 0.1 by the log"),
+        ({"steps": 80}, "80 by the options, 40 by the log"),
+        ({"sampler": "shuffled"}, "shuffled by the options, poisson by the log"),
+    ],
+)
+def test_what_is_told_is_compared_with_the_log_beside(trained, tmp_path, options, words):
+    run = beside_a_log(trained, tmp_path)
+    with pytest.raises(InputError, match=words):
+        replay(run / "saved", SPEC, tmp_path / "new", options=replace(TOLD, **options))
+
+
+def test_checkpoints_of_another_run_than_the_log_beside(trained, tmp_path):
+    run = beside_a_log(trained, tmp_path)
+    changed_weights(run / "saved" / "step_20.pt", 0.1)
+    with pytest.raises(InputError, match=r"has other parameters than the log in .* of step 20"):
+        replay(run / "saved", SPEC, tmp_path / "new", options=TOLD)
+    assert not (tmp_path / "new" / "journal.jsonl").exists()
 
 
 def test_averaged_parameters_are_not_those_of_training(checkpoints, tmp_path):
