@@ -30,8 +30,6 @@ _AND = " × "  # between the values of an intersection
 MAX_NUMERIC_VALUES = 50
 MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
 _MAX_BINS = 1000
-_MOST_VALUES = 1 << 20  # distinct values of a column that are kept
-_SIGNIFICAND, _FEWEST_BITS = 52, 8
 _INT64 = 2.0**63  # that whole numbers lie below
 
 
@@ -237,42 +235,6 @@ def _text(value: object) -> str:
     return name or _EMPTY
 
 
-class CountedValues:
-    """Distinct finite numbers and how often each came.
-
-    Of more than 2^20 distinct values, only the first bits of their significand are kept, so that
-    memory does not grow: 2^-8 (0.4 %) is the most by which a value is then too close to zero.
-
-    counts: value -> how often it came, in the order of the values.
-    """
-
-    def __init__(self) -> None:
-        self._bits, self.counts = _SIGNIFICAND, pd.Series([], np.zeros(0), dtype=np.int64)
-
-    def add(self, values: FloatArray) -> None:
-        """Count values (n,)."""
-        self._merge(pd.concat([self.counts, pd.Series(1, values)]))
-        while len(self.counts) > _MOST_VALUES and self._bits > _FEWEST_BITS:
-            self._bits -= 4
-            self._merge(self.counts)
-
-    def observations(self, probabilities: FloatArray) -> FloatArray:
-        """The values closest to these quantiles, as numpy's method "closest_observation" has it."""
-        up_to = self.counts.to_numpy().cumsum()
-        place = up_to[-1] * probabilities - 1.5
-        before = np.floor(place).astype(np.int64)
-        tied = (place == before) & (before % 2 == 1)  # as Hyndman and Fan 1996 have it
-        rank = np.clip(np.where(tied, before, before + 1), 0, up_to[-1] - 1)
-        values = self.counts.index.to_numpy(np.float64)
-        found: FloatArray = values[np.searchsorted(up_to, rank, side="right")]
-        return found
-
-    def _merge(self, counts: "pd.Series[Any]") -> None:
-        kept = np.int64(-1) << np.int64(_SIGNIFICAND - self._bits)
-        values = counts.index.to_numpy(np.float64) + 0.0  # no -0.0
-        self.counts = counts.groupby((values.view(np.int64) & kept).view(np.float64)).sum()
-
-
 class TooManyGroupsError(InputError):
     """A column of many rows has more values than there can be groups."""
 
@@ -384,7 +346,7 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
 
 def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Grouping:
     """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
-    counted, missing, boolean = CountedValues(), False, True
+    every, missing, boolean = [np.zeros(0)], False, True
     for rows, part in _values_of(column, test, train):
         boolean = boolean and _is_all(pd.api.types.is_bool_dtype, part)
         if not _is_all(pd.api.types.is_numeric_dtype, part):
@@ -394,13 +356,14 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
         finite = floats[np.isfinite(floats)]
         missing = missing or len(finite) < len(floats)
         if rows is train:
-            counted.add(finite)
+            every.append(finite + 0.0)  # no -0.0
     if boolean:
         raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
-    if counted.counts.empty:
+    if not len(values := np.concatenate(every)):
         raise _facts.refused("refusal.groups", "infinite", column=column)
-    cuts = np.unique(counted.observations(np.linspace(0, 1, bins + 1)[1:-1]))
-    cuts = cuts[cuts > counted.counts.index[0]]  # otherwise the first bin would be empty
+    shares = np.linspace(0, 1, bins + 1)[1:-1]
+    cuts = np.unique(np.quantile(values, shares, method="closest_observation"))
+    cuts = cuts[cuts > values.min()]  # otherwise the first bin would be empty
     texts = [f"{cut:.12g}" for cut in cuts]
     names = [f"{low} to <{high}" for low, high in pairwise(texts)]
     names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]

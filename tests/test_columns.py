@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from indpriv import _columns
 from indpriv._columns import (
     MISSING,
-    CountedValues,
     as_rows,
     frames_of,
     groupable_columns,
@@ -252,32 +251,6 @@ def test_many_values_range_by_range_are_refused(monkeypatch):
         grouping_of(as_rows(train[:2]), in_ranges(train), "group")
     with pytest.raises(InputError, match="label is numeric with at least 14 distinct values"):
         grouping_of(in_ranges(train), train[:0], "label", max_values=10)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 41, 99, 100])
-def test_quantiles_of_counted_values_are_numpys_observations(n):
-    values = np.random.default_rng(n).integers(-5, n, n).astype(float)
-    counted = CountedValues()
-    for part in np.array_split(values, 3):
-        counted.add(part)
-    for bins in (2, 3, 4, 5, 10, 16):
-        places = np.linspace(0, 1, bins + 1)[1:-1]
-        expected = np.quantile(values, places, method="closest_observation")
-        assert counted.observations(places).tolist() == expected.tolist()
-    assert (counted.counts.sum(), counted.counts.index[0]) == (n, values.min())
-
-
-def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
-    monkeypatch.setattr(_columns, "_MOST_VALUES", 500)
-    exact = np.random.default_rng(0).normal(0, 100, 20_000)
-    counted = CountedValues()
-    for part in np.array_split(exact, 9):
-        counted.add(part)
-        assert len(counted.counts) <= 8000  # 2^8 in each octave at least
-    places = np.linspace(0.05, 0.95, 10)
-    expected = np.quantile(exact, places, method="closest_observation")
-    assert counted.observations(places) == pytest.approx(expected, rel=2**-8)
-    assert (np.abs(counted.observations(places)) <= np.abs(expected)).all()
 
 
 def test_a_part_of_rows_ends_where_it_ends():
