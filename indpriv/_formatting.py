@@ -177,21 +177,16 @@ def clean(text: str, kept: str = "") -> str:
     """A text whose control, bidirectional and other invisible characters are U+FFFD, but `kept`."""
     if text.isprintable():
         return text
-    return "".join(char if _is_harmless(char) or char in kept else "\ufffd" for char in text)
-
-
-def _is_harmless(char: str) -> bool:
-    return char.isprintable() or char in _JOINERS or unicodedata.category(char) == "Zs"
-
-
-def clean_lines(text: str) -> str:
-    """The same, with the line breaks of our own messages: before an indented line or a dash."""
-    return re.sub(r"\n(?!  |- )", "\ufffd", clean(text, kept="\n"))
+    hidden = (c for c in {*text} if not c.isprintable() and unicodedata.category(c) != "Zs")
+    return text.translate({ord(c): "\ufffd" for c in hidden if c not in _JOINERS + kept})
 
 
 def escape(text: str) -> str:
-    """A text of a message for a Console: clean, and no markup in it is obeyed."""
-    return rich.markup.escape(clean_lines(text))
+    """A text of a message for a Console: clean, and no markup in it is obeyed.
+
+    Line breaks are those of our own messages: before an indented line or a dash.
+    """
+    return rich.markup.escape(re.sub(r"\n(?!  |- )", "\ufffd", clean(text, kept="\n")))
 
 
 def shown(value: Any) -> Any:

@@ -28,20 +28,15 @@ _PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds, before a server that did not answer
 _ASK_AGAIN = re.compile(  # messages of the library of AWS at which asking again may help
     "NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING"
 )
-_NO_RIGHT = (
-    "these credentials have no right to do so in bucket {bucket}; ask its owner, or pass others "
-    "by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or GOOGLE_APPLICATION_CREDENTIALS"
-)
-_NO_BUCKET = "there is no bucket {bucket}; create it, or correct the address"
-_REASONS = {  # with words of the libraries of AWS, Google and Azure, whose messages pyarrow passes
-    "there are no credentials for bucket {bucket}; pass them by GOOGLE_APPLICATION_CREDENTIALS, or "
-    "read a public bucket as gs://anonymous@BUCKET": "OAuth2 access token",
-    "the credentials have expired; renew them": "ExpiredToken",
-    _NO_RIGHT: "ACCESS_DENIED|PERMISSION_DENIED|UNAUTHENTICATED|AuthorizationFailure|"
+# Why storage refuses, and the words in messages of the libraries of AWS, Google and Azure, which
+# pyarrow passes on, that say so.
+_REASONS = {
+    "no_credentials": "OAuth2 access token",
+    "expired": "ExpiredToken",
+    "no_right": "ACCESS_DENIED|PERMISSION_DENIED|UNAUTHENTICATED|AuthorizationFailure|"
     "AuthorizationPermissionMismatch|NoAuthenticationInformation",
-    _NO_BUCKET: "NO_SUCH_BUCKET|ContainerNotFound",
-    "the server does not answer; check the network and endpoint_override": "NETWORK_CONNECTION|"
-    "UNAVAILABLE|Could not connect to server|Could not resolve host",
+    "no_bucket": "NO_SUCH_BUCKET|ContainerNotFound",
+    "silent": "NETWORK_CONNECTION|UNAVAILABLE|Could not connect to server|Could not resolve host",
 }
 # What makes the other files count, and refers to them by hashes.
 _LAST = ("audit.json", _files.JOURNAL)
@@ -114,8 +109,7 @@ class RemotePath(_Base):
         def absolute(self) -> "RemotePath":
             return self
 
-        def resolve(self) -> "RemotePath":
-            return self
+        resolve = absolute
 
     def put(self, file: Path) -> None:
         """Send a file on a disk: readers see the old object or all of the new one."""
@@ -159,10 +153,8 @@ class RemotePath(_Base):
 
 def _reason_of(error: OSError, bucket: str) -> str:
     """A reason with its remedy, or what the library said."""
-    for reason, words in _REASONS.items():
-        if re.search(words, str(error)):
-            return reason.format(bucket=bucket)
-    return str(error)
+    case = next((case for case, words in _REASONS.items() if re.search(words, str(error))), "")
+    return _facts.text("refusal.storage", case, bucket=bucket) if case else str(error)
 
 
 def location(path: str | Path) -> Path:
@@ -179,14 +171,13 @@ def location(path: str | Path) -> Path:
     if parts.scheme == "file":
         return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
     if parts.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        said = {"address": address, "scheme": parts.scheme, "known": known}
-        raise _facts.refused("refusal.storage", "scheme", **said)
+        said = {"scheme": parts.scheme, "known": ", ".join(f"{one}://" for one in SCHEMES)}
+        raise _facts.refused("refusal.storage", "scheme", address=address, **said)
     if not parts.netloc or _holds_credentials(parts):
-        problem = (
-            "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
+        told = parts.netloc
+        raise _facts.refused(
+            "refusal.storage", "credentials" if told else "address", scheme=parts.scheme
         )
-        raise _facts.refused("refusal.storage", "address", scheme=parts.scheme, problem=problem)
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)
@@ -204,12 +195,12 @@ def bucket_to_write(
     address: str | Path | None, bucket_is_private: bool = False
 ) -> RemotePath | None:
     """The `location` that sensitive files are sent to, None for None; InputError unless private."""
-    found = None if address is None else location(address)
-    if found is None or (isinstance(found, RemotePath) and bucket_is_private):
+    if address is None:
+        return None
+    if isinstance(found := location(address), RemotePath) and bucket_is_private:
         return found
-    if not isinstance(found, RemotePath):
-        raise _facts.refused("refusal.storage", "no_address", found=found)
-    raise _facts.refused("refusal.storage", "others", found=found)
+    remote = isinstance(found, RemotePath)
+    raise _facts.refused("refusal.storage", "others" if remote else "no_address", found=found)
 
 
 def _holds_credentials(parts: SplitResult) -> bool:
@@ -238,12 +229,12 @@ def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
     try:  # what does not exist is never found, whether an object or its bucket
         missing = not system.get_file_info(root).type
     except OSError as error:
-        reason = _reason_of(error, bucket)
-        if reason != _NO_RIGHT.format(bucket=bucket):  # it may be that of looking at a bucket only
+        reason, missing = _reason_of(error, bucket), False
+        if not re.search(_REASONS["no_right"], str(error)):  # perhaps only to look at a bucket
             raise InputError(f"{scheme}://{bucket}: {reason}") from error
-        missing = False
     if missing:
-        raise InputError(f"{scheme}://{bucket}: {_NO_BUCKET.format(bucket=bucket)}")
+        reason = _facts.text("refusal.storage", "no_bucket", bucket=bucket)
+        raise InputError(f"{scheme}://{bucket}: {reason}")
     return system, root
 
 
@@ -328,10 +319,7 @@ def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> I
             if to is not None and (ended or (folder / _files.JOURNAL).is_file()):
                 upload(folder, to, bucket_is_private=True)
         except (OSError, InputError) as error:
-            remedy = (
-                f"{error}. What was written is in {folder}; to send it, type in Python: "
-                f'indpriv.upload("{folder}", "{to}", bucket_is_private=True)'
-            )
+            remedy = _facts.text("refusal.storage", "unsent", error=error, folder=folder, to=to)
             if ended and not or_warn:
                 raise StorageError(remedy) from error
             warnings.warn(remedy, PrivacyWarning, stacklevel=1)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,7 +132,12 @@ class ExampleTable:
         """The table with integer labels replaced by their names, if the names fit the labels."""
         splits = self._splits.values()
         every = (frame["label"] for rows in splits for frame in _columns.frames_of(rows, ["label"]))
-        if not names or not all(labels_fit(labels, len(names)) for labels in every):
+        fit = (
+            pd.api.types.is_integer_dtype(labels)
+            and bool(labels.dropna().between(0, len(names) - 1).all())
+            for labels in every
+        )
+        if not names or not all(fit):
             return self
 
         def with_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -163,9 +167,7 @@ class ExampleTable:
             InputError: there is no such column, or it lacks a value in a training row.
         """
         if column not in (columns := self.metadata_columns):
-            known = (
-                ", ".join(columns) or "none: next time, pass metadata or unit_ids to the Recorder"
-            )
+            known = ", ".join(columns) or "none: next time, pass metadata to the Recorder"
             raise _facts.refused("refusal.examples", "unit_column", column=column, known=known)
         train, test = self.train, self.test
         if lacking := int(train[column].isna().sum()):
@@ -186,26 +188,22 @@ class ExampleTable:
         """
         train, test = self.train, self.test
         codes, units = pd.factorize(train["unit_id"])
-        groups, first = train.groupby(codes), np.unique(codes, return_index=True)[1]
-        columns: dict[str, object] = {}
-        for name in self.frame.columns:
+        groups = train.groupby(codes)
+        grouped = train[~train["unit_id"].duplicated()].reset_index(drop=True)
+        for name in grouped.columns:
             if name in ("example_id", "unit_id"):
-                columns[name] = units
-            elif name in ("loss", "correct"):
+                grouped[name] = units
+            elif name in _columns.RESULTS:
                 values = train[name].astype("Float64").groupby(codes).mean()
-                columns[name] = values.astype("float64").to_numpy()
+                grouped[name] = values.astype("float64").to_numpy()
             else:
-                mixed = groups[name].nunique(dropna=False).gt(1).to_numpy()
-                columns[name] = train[name].iloc[first].reset_index(drop=True).mask(mixed)
-        grouped = pd.DataFrame(columns)
+                mixed = groups[name].nunique(dropna=False).gt(1)
+                grouped[name] = grouped[name].mask(mixed)
         if test.empty:
             return ExampleTable(grouped)
         test = test.assign(correct=test["correct"].astype("Float64").astype("float64"))
-        return ExampleTable(
-            pd.concat(
-                [grouped.astype({"unit_id": object, "example_id": object}), test], ignore_index=True
-            )
-        )
+        grouped = grouped.astype({"unit_id": object, "example_id": object})
+        return ExampleTable(pd.concat([grouped, test], ignore_index=True))
 
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
@@ -252,13 +250,6 @@ def _n_before_test(file: _columns.Rows) -> int | None:
             return None
         n_train, test_began = n_train + n_here, test_began or n_here < len(split)
     return n_train
-
-
-def labels_fit(labels: "pd.Series[Any]", n_names: int) -> bool:
-    """Whether known labels are whole numbers that index this number of names."""
-    return pd.api.types.is_integer_dtype(labels) and bool(
-        labels.dropna().between(0, n_names - 1).all()
-    )
 
 
 def check_metadata(

@@ -99,22 +99,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Template:
-    """What a TOML file says of a fact, whatever a run shows. Texts may name values in braces.
+    """What a TOML file says of a fact, whatever a run shows; the head of each explains its keys.
 
-    Attributes:
-        key, kind, title, about, advice, bears_on, private, publishable: see `Fact`. private may be
-            the names of those texts that are.
-        shown: the title of a fact, with values; "" for the title as it is.
-        texts: what is found, by status or by the case that code names.
-        text: the same for all others; None if there are none.
-        source: author, year and arXiv number of what the literature says.
-        needs: of a line, the keys of the checks that verify it; of a rule, the facts it asks for.
-        line: of a check, the line of evidence that it confirms, leaves open or refutes; or "".
-        optional: where this check was not made, others decide its line.
-        refutes: of a comparison, the cases that refute; another leaves it open.
-        only: the accounts that assume what this check is of; "" for all.
-        group, holds, failure: of a check, its heading on the reference page, and what a passed and
-            a failed one have found. Markdown. Of a refusal, the folder whose it is.
+    Texts may name values in braces. private may be the names of those texts that are.
     """
 
     key: str

@@ -142,7 +142,8 @@ class NormLog:
         fields.check_ids(ids, n)
         fields.check_norms(rows, ids)
         steps = steps.astype(np.int64)
-        coded = _coded(rows.astype(np.float64), given.max_grad_norm[steps], levels)
+        # One record at a time, for memory.
+        coded = map(levels.encode, rows.astype(np.float64), given.max_grad_norm[steps].tolist())
         if most_participations is not None:
             _checks.check_positive_int("most_participations", most_participations, minimum=0)
         words: dict[str, Any] = {"sampler": sampler, "unit": unit, "neighbouring": neighbouring}
@@ -153,7 +154,7 @@ class NormLog:
             settings=given,
             levels=levels,
             **words,
-            records=Records.of(coded),
+            records=Records.of(np.array([*coded], levels.dtype).reshape(rows.shape)),
             truncation=cap,
             unit_ids=fields.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
@@ -291,14 +292,6 @@ class NormLog:
             batch_norms=norms,
             filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[chosen]),
         )
-
-
-def _coded(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> NDArray[np.generic]:
-    """Norms (n_records, n_examples), coded unless they are kept in full."""
-    if not levels.rounding:
-        return norms
-    codes = map(levels.encode, norms, max_grad_norms.tolist())  # one at a time, for memory
-    return np.array([*codes], levels.dtype).reshape(norms.shape)
 
 
 def coarser(log: NormLog, rounding: float) -> NormLog:

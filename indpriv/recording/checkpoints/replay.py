@@ -42,12 +42,7 @@ from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints import safe_files, saved_models
-from indpriv.recording.checkpoints.saved_models import (
-    Discovery,
-    RunSettings,
-    SavedModel,
-    StepOptions,
-)
+from indpriv.recording.checkpoints.saved_models import Discovery, RunSettings, SavedModel
 from indpriv.recording.norms.batches import with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
@@ -175,7 +170,7 @@ def replay(
     spec: AuditSpec | str | None,
     run_dir: str | Path,
     *,
-    options: StepOptions | None = None,
+    options: saved_models.StepOptions | None = None,
     device: str = "cpu",
     batch_size: int | str = AUTO,
     rounding: float = 0.01,
@@ -212,7 +207,7 @@ def replay(
         _checks.check_positive_int("batch_size", batch_size)
     else:
         _checks.check_choice("batch_size", batch_size, (AUTO,))
-    rebuilt, found, settings = _checked(folder, spec, options or StepOptions())
+    rebuilt, found, settings = _checked(folder, spec, options or saved_models.StepOptions())
     for note in (*found.notes, *settings.caveats):
         tell(note)
     last = found.models[-1].path
@@ -257,7 +252,7 @@ def replay(
 
 
 def _checked(
-    folder: Path, spec: AuditSpec | str | None, options: StepOptions
+    folder: Path, spec: AuditSpec | str | None, options: saved_models.StepOptions
 ) -> tuple[AuditSpec, Discovery, RunSettings]:
     """Everything that the work needs; one InputError with all that is missing."""
     unknown, rebuilt, model = Discovery(), None, None
