@@ -491,7 +491,7 @@ def cell(kind: Kind, mode: str, device: str) -> Cell:
         except ValueError as error:
             return Cell(shortened(error))
         run = open_run(recorder.run_dir)
-        backend = run.state.header["norm_pass"]["backend"]
+        backend = run.header["norm_pass"]["backend"]
         claim = account(run.log, delta=1e-3).claim
     says = claim if backend == "layerwise" else f"{claim}, {backend}"
     return Cell(says, True, backend, seconds)

@@ -22,8 +22,9 @@ import opendp.prelude as dp
 
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.release import Request, release
+from indpriv.release.mechanisms import N_CELLS
 from indpriv.release.publish import draw
-from indpriv.release.sources import N_CELLS, to_cells
+from indpriv.release.sources import to_cells
 
 EPSILON, DELTA, PEOPLE, DRAWS = 0.1, 1e-6, 50_000, 20
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -47,7 +48,7 @@ def errors(
     drawn = []
     for _ in range(DRAWS):
         figures = draw(request, counts, grid)
-        mean = np.nan if figures["mean"] is None else figures.mean
+        mean = np.nan if figures["mean"] is None else figures["mean"]
         drawn.append(
             [mean, *(figures["quantiles"].get(f"{quantile:g}", np.nan) for quantile in QUANTILES)]
         )

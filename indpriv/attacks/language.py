@@ -99,7 +99,8 @@ def known_texts(
     return KnownTexts(
         kept,
         _means(tokens),
-        *least,
+        least[0],
+        least[1],
         compressed=None if texts is None else np.array(sizes, np.float64),
         reference=None if reference is None else _means(_tokens(reference, rows)),
         after=after,

@@ -5,6 +5,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from opacus import PrivacyEngine
 from opacus.accountants.utils import get_noise_multiplier
 from torch.utils.data import DataLoader
 
-from audits.training.datasets.topics import ALPHABET, encode, pieces_of, topics
+from audits.training.datasets.topics import ALPHABET, encode, pieces_of
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.attacks.rates import interval, rates_on_updates
 from indpriv.analysis.guarantee import true_positive_bound

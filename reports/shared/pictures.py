@@ -114,7 +114,8 @@ def network(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for layer in model:
-            inputs = layer.weight[0].numel() if hasattr(layer, "weight") else 1
+            weight = getattr(layer, "weight", None)
+            inputs = 1 if weight is None else weight[0].numel()
             limit = 0.5 if drawn_wide else 1 / math.sqrt(inputs)
             for parameter in layer.parameters():
                 parameter.uniform_(-limit, limit, generator=generator)

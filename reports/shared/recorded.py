@@ -25,7 +25,7 @@ def not_verified(run: Path) -> list[str]:
     if not holds_log(run):
         return []
     opened = open_run(run)
-    header = opened.state.header["run"]
+    header = opened.header["run"]
     lines = lines_of(verify(opened), header)
     return [line.key for line in lines if line in unverified(lines) or line.status == REFUTED]
 

@@ -75,7 +75,8 @@ def train_on_views(name: str, path: Path) -> None:
     """Train and record a run with one of `VIEWS`."""
     data, views = load_dataset("mnist"), sum(VIEWS[name])
     chosen = tensor_set(data.train.take(np.arange(len(data.train)) < ROWS_OF_MNIST))
-    items = Shifted(*chosen.tensors, *VIEWS[name])
+    pictures, labels = chosen.tensors
+    items = Shifted(pictures, labels, *VIEWS[name])
     seed = Randomness.from_seed(None).first_parameters
     inner = first_parameters(MODEL, data.input_shape, data.n_classes, seed)
     module = OfViews(inner)

@@ -11,8 +11,7 @@ import numpy as np
 from audits.training.baseline import fit_without_dp
 from audits.training.config import AuditConfig
 from audits.training.datasets import Dataset, load_dataset
-from audits.training.dp_sgd import quiet_opacus
-from audits.training.private_setting import make_private
+from audits.training.private_setting import make_private, quiet_opacus
 from audits.training.randomness import Randomness
 from audits.training.steps import take_steps
 from reports.shared.markdown_table import table
