@@ -42,6 +42,7 @@ _SMALL_EXCESS = 1e-3  # of max_grad_norm
 _MAX_LOOKS = 2
 _SHARE = 0.2  # of the steps: a fault in as many is what the odds of comparisons are about
 _POISSON = ("poisson", "truncated_poisson")
+_UNKNOWN = ("random_numbers", "batch_for_every_step")  # what may be wrong, beside comparisons
 
 _CHANCE = 1e-9  # that the variance of sound noise is as small; tensors are at most some thousands
 _DEVIATIONS = 6.0  # of a product, which sound noise exceeds once in 10^9
@@ -100,7 +101,7 @@ def caveats_of(
         found = [caveat for one in state.sessions if not one.training for caveat in one.caveats]
         found += filter(None, [state.no_privacy])
         left_out = OF_SECRECY | OF_FULL_RECORDS
-    compared = {key for key in (*COMPARISONS, "random_numbers") if not CHECKS[key].optional}
+    compared = {key for key in (*COMPARISONS, *_UNKNOWN) if not CHECKS[key].optional}
     found += [
         check.detail
         for check in checks
@@ -196,19 +197,20 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
         yield fact("check.parameters", NOT_CHECKED, training=training)
     if training.ranks != 1:  # ranks that differ stop the run before the step: what is logged passed
         yield fact("check.ranks", PASSED, training=training)
-    steps, looks = training.steps, training.peeks
+    steps, looks, left = training.steps, training.peeks, training.left_batches
     faults = {
         "undrawn": max(training.undrawn_steps, steps - draws),
-        "unstepped": training.unstepped_draws,
+        "unstepped": training.unstepped_draws + (left if left > _MAX_LOOKS else 0),
         "looks": looks if looks > _MAX_LOOKS + training.passes else 0,
         "dropped": training.dropped_batches,
         "unmatched": training.unmatched_steps,
     }
     case = next((case for case, n in faults.items() if n), "")
-    values = {"n": faults.get(case), "steps": steps, "draws": draws}
-    yield fact("check.batch_for_every_step", FAILED if case else PASSED, case, **values)
-    left = training.interrupted_batches
-    yield fact("check.whole_batches", FAILED if left else PASSED, n=left)
+    status = FAILED if case else NOT_CHECKED if left else PASSED
+    values = {"n": faults.get(case, left), "steps": steps, "draws": draws}
+    yield fact("check.batch_for_every_step", status, case or "left" * bool(left), **values)
+    unfinished = training.interrupted_batches
+    yield fact("check.whole_batches", FAILED if unfinished else PASSED, n=unfinished)
     status, case = PASSED, "excess" if training.clip_excess > counted.NEGLIGIBLE_EXCESS else ""
     if training.misclipped_gradients:
         status, case = FAILED, "other_norm"

@@ -284,7 +284,7 @@ class Recorder:
             )
         with norm_pass, closing(Ranks(optimizer)) as self._ranks:
             as_trained = run.whole.in_training(run.model)
-            norm_pass.check_training(as_trained, inputs, targets, self._views)
+            norm_pass.check_training(as_trained, self._views)
             check_memory(run.whole.module, inputs)
             data.check_test_set(norm_pass, test)
             self._attached = True

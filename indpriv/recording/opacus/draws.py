@@ -21,13 +21,12 @@ from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 _SAME_NORM = 1e-5
 _SAME_CLIPPED_NORM = 0.01
 _SMALL_SLACK = 0.01  # of max_grad_norm; where training's norms are smaller, nothing is at risk
-_FEW_LEFT = 2  # passes that a loop may leave anywhere, with a batch that it does not use
 # In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
 OF_ONE_RANK = (
-    *("undrawn_steps", "unstepped_draws", "dropped_batches", "interrupted_batches"),
-    *("unmatched_steps", "gradients", "misclipped_gradients", "gradients_at_levels"),
+    *("undrawn_steps", "unstepped_draws", "left_batches", "dropped_batches"),
+    *("interrupted_batches", "unmatched_steps", "gradients", "misclipped_gradients", "gradients_at_levels"),
     *("repeated_draws", "moved"),
 )
 
@@ -135,7 +134,9 @@ class Tally:
         self._carried = 0  # batches of earlier epochs whose step is still to come
         self._taken = 0  # 1 while an update is made: a thread may begin the next epoch meanwhile
         self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
-        self._passes, self._left = 0, Counter[int]()  # with steps; left with a batch, by steps
+        self._passes, self._looks = 0, 0  # with steps; without, since the last of them
+        # Of passes with steps: by the looks before them; of those left with a batch, by steps.
+        self._looked, self._left = Counter[int](), Counter[int]()
         self.unsent: list[IntArray] = []  # of this rank's batches, which others do not know yet
 
     def drew(self, draw: Draw) -> None:
@@ -225,12 +226,11 @@ class Tally:
 
         If the sampler is exhausted (it drew all planned batches), a batch that was drawn and no
         step used was skipped or merged into another. A loop that breaks leaves those that workers
-        prefetched and one more, at which it may have looked unless all passes end at the same step.
-        It is interrupted if it left a logical batch unfinished (BatchMemoryManager), which the next
-        step then includes.
+        prefetched and maybe one more, at which it may have looked. It is interrupted if it left a
+        logical batch unfinished (BatchMemoryManager), which the next step then includes.
         """
         counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
-        self._passes += steps > 0
+        self._count_left(steps, not exhausted and draws - steps > prefetched, final)
         counts.passes += steps > 1
         counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         if exhausted and not final and not interrupted:
@@ -240,16 +240,34 @@ class Tally:
             return
         counts.undrawn_steps += max(0, steps - draws)
         self._carried = 0
-        self._left[steps] += not exhausted and draws - steps > prefetched
-        by_law = final or not steps or self._left[steps] == self._passes
-        by_law |= self._left.total() - self._left[0] <= _FEW_LEFT
-        allowed = 0 if exhausted else by_law + prefetched
+        allowed = 0 if exhausted else 1 + prefetched
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted
         counts.peeks += not exhausted and draws > 0 and steps == 0
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
         self._clipped.clear()
+
+    def _count_left(self, steps: int, in_hand: bool, final: bool) -> None:
+        """Count batches that the loop had in hand and left, unless all passes leave theirs alike.
+
+        Which ones to leave may then have been chosen by what they hold. When to stop is another
+        line of the evidence: the last pass may end earlier.
+        """
+        if not steps:
+            self._looks += in_hand
+            return
+        self._looked[self._looks] += 1
+        self._looks = 0
+        if not final or steps >= min(self._left, default=np.inf):
+            self._passes += 1
+            self._left.update([steps] * in_hand)
+        looks = sum(each * passes for each, passes in self._looked.items())
+        looks_alike = len(self._looked) == 1 < self._looked.total()
+        left_alike = len(self._left) == 1 and 1 < self._passes == self._left.total()
+        self.counts.left_batches = (0 if looks_alike else looks) + (
+            0 if left_alike else self._left.total()
+        )
 
     def draw_counts(self) -> DrawCounts:
         """How often examples were drawn up to now."""

@@ -24,7 +24,7 @@ def refusal(model, inputs, mode="hooks"):
     targets = torch.arange(SIZE) % 2
     try:
         with NormPass(wrapped, PER_EXAMPLE, inputs, targets) as norm_pass:
-            norm_pass.check_training(wrapped, inputs, targets)
+            norm_pass.check_training(wrapped)
     except InputError as error:
         return str(error)
     return ""

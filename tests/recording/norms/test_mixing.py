@@ -93,7 +93,7 @@ def message(model, loss_fn, mode, size=SIZE):
     wrapped = wrap_model(model, grad_sample_mode=mode)
     try:
         with NormPass(wrapped, loss_fn, INPUTS[:size], TARGETS[:size]) as norm_pass:
-            norm_pass.check_training(wrapped, INPUTS[:size], TARGETS[:size])
+            norm_pass.check_training(wrapped)
     except InputError as error:
         return str(error)
     return ""
@@ -199,4 +199,4 @@ def test_ties_that_rounding_breaks_are_no_other_norms():
         model[0].weight.data = weight
         targets = (inputs[:, 0] > 0).long()
         with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
-            norm_pass.check_training(wrap_model(model, "hooks"), inputs, targets)
+            norm_pass.check_training(wrap_model(model, "hooks"))
