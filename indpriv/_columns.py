@@ -104,10 +104,7 @@ def as_rows(rows: pd.DataFrame | Rows) -> Rows:
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column as an array whose rows are read when they are asked for.
-
-    What it is not, such as its mean, is that of an array of all rows, which are read at once.
-    """
+    """A column as an array whose rows are read when asked for; its mean, say, reads all at once."""
 
     rows: Rows
     column: str
@@ -411,8 +408,8 @@ def repeats(
 ) -> tuple[IntArray, int, int]:
     """Increasing positions of the rows that share a number; distinct numbers, and rows, counted.
 
-    numbers: gives those of at most n rows in order, again if halves of some are equal: in memory
-    are 4 bytes a row. most: give whole groups of about so many rows only.
+    numbers: gives those of at most n rows in order, again if halves of some are equal, in 4 bytes a
+    row. most: give whole groups of about so many rows only.
     """
     halves, end = np.empty(n, np.uint32), 0
     for part in numbers():
@@ -438,10 +435,7 @@ def repeats(
 
 
 def numbers_of(values: "NDArray[np.generic] | pd.Series[Any]") -> NDArray[np.uint64]:
-    """(n,) a number that equal values share, and hardly any others.
-
-    Whole numbers share theirs with equal floats: a range of rows with a missing value has floats.
-    """
+    """(n,) a number that equal values share, also a float and an int, and hardly any others."""
     column = pd.Series(values)
     numbers = np.array(pd.util.hash_pandas_object(column, index=False), np.uint64)
     if column.dtype.kind == "f":
@@ -452,10 +446,7 @@ def numbers_of(values: "NDArray[np.generic] | pd.Series[Any]") -> NDArray[np.uin
 
 
 def repeated(rows: Rows, name: str) -> "pd.Series[Any]":
-    """Values of a column that an earlier row has.
-
-    Whole numbers in order, as ids often are, are only looked at.
-    """
+    """Values of a column that an earlier row has; whole numbers in order are only looked at."""
     if _increasing(rows, name):
         return pd.Series([], dtype=object)
 

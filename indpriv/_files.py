@@ -51,11 +51,8 @@ def check_hash(path: Path, expected: str, content: bytes | None = None) -> None:
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """The content of a file, compared with its hash (EvidenceError) while it is read. Sensitive.
-
-    What was read is kept as long as there is room, so that each byte is read once, or again where
-    a file on a disk was changed.
-    """
+    """The content of a file, compared with its hash (EvidenceError) while it is read. Sensitive."""
+    # Kept as long as there is room: each byte is read once, or again where a file was changed.
     try:
         at = 0 if _folders.is_remote(path) else path.stat().st_mtime_ns
         with _keeping:
@@ -129,10 +126,7 @@ class OneWriter:
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[Any]:
-    """A private file that is written here, and is there whole and durable after the block.
-
-    It replaces what has its name, and nothing is written through a link, see `indpriv._folders`.
-    """
+    """A private file, written in the block; it then replaces what has its name, durably."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with on_failure(lambda: _folders.remove_file(temporary)):
         descriptor = _folders.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -177,10 +171,7 @@ def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any
 def parquet_bytes(
     table: Any, *, delta_encoded: Collection[str] = (), row_group_size: int | None = None
 ) -> bytes:
-    """A pyarrow table as Parquet: page checksums, zstd 1; row groups of ROW_GROUP_SIZE or another.
-
-    delta_encoded: columns of ascending whole numbers, which are kept as differences.
-    """
+    """A pyarrow table as Parquet; delta_encoded: columns of ascending whole numbers."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -205,10 +196,7 @@ def read_parquet(
 
 @contextmanager
 def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
-    """A Parquet file whose checksums are verified; sha256: see `read_verified`.
-
-    Whatever is wrong with it in the block becomes one InputError that names it.
-    """
+    """A Parquet file with checksums; what is wrong in the block is one InputError."""
     _folders.refuse_links(path)
     with _reading.named(path):
         source: Any
@@ -300,12 +288,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
 
 
 class JournalWriter(AbstractContextManager["JournalWriter"]):
-    """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
-
-    Attributes:
-        entries: what the journal held when it was opened.
-        chain: hash of its last line, which the next one continues.
-    """
+    """The one writer of a journal. It holds a lock; a line that `append` waited for is kept."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / JOURNAL
@@ -313,7 +296,7 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
         self._lock = OneWriter(run_dir)
         with on_failure(self.close):
             found = _read(run_dir) if self._path.is_file() else ([], _START, b"")
-            self.entries, self.chain, content = found
+            self.entries, self.chain, content = found  # its lines, and the hash of the last
             self._next = len(self.entries)
             self._file = _folders.open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.ftruncate(self._file, content.rfind(b"\n") + 1)  # a torn line was not acknowledged
@@ -322,10 +305,7 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
         return self._next
 
     def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
-        """Append one line and wait until it is kept; OSError: it is not in the journal.
-
-        wait: False where another line follows at once, which waits for both.
-        """
+        """Append a line, kept once this returns or with the next if not `wait`; else OSError."""
         if self._file is None:
             raise InputError(f"{self._path} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}

@@ -143,29 +143,19 @@ def _dtype(kind: Any) -> Any:
 
 
 def records(frame: pd.DataFrame) -> Iterator[Any]:
-    """The rows of a frame as named tuples, with None for what is unknown.
-
-    They have the name of the table that has these columns.
-    """
+    """The rows of a frame as tuples named as its table is, with None for what is unknown."""
     names = (one.name for one in _TABLES.values() if [*one.kinds] == [*frame.columns])
     name = next(names, "Row")
     return frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=name)
 
 
 class Column(NamedTuple):
-    """A column of a table, or a field of a class.
+    """A column of a table, or a field of a class."""
 
-    Attributes:
-        kind: of its values; of the items of a list.
-        unit: of a number; "" of anything else.
-        form: the format of `formatted` that shows it; "" of rows and objects.
-        private: it is computed from the data, so not for publication.
-    """
-
-    kind: Any
-    unit: str
-    form: str
-    private: bool
+    kind: Any  # of its values; of the items of a list
+    unit: str  # of a number; "" of anything else
+    form: str  # the format of `formatted` that shows it; "" of rows and objects
+    private: bool  # it is computed from the data, so not for publication
 
 
 @functools.cache
@@ -275,10 +265,7 @@ def _validator(kind: Any) -> SchemaValidator:
 
 
 def _strict(schema: Any) -> Any:
-    """A schema of pydantic whose scalars are read as they are: True is no number, and 1.0 no int.
-
-    Texts may hold what UTF-8 cannot, as names of files do.
-    """
+    """A schema of pydantic whose scalars are read as they are; texts may hold what UTF-8 cannot."""
     if isinstance(schema, list | tuple):
         return [_strict(part) for part in schema]
     if not isinstance(schema, dict):

@@ -189,10 +189,8 @@ class ParquetFile(pq.ParquetFile):  # type: ignore[misc]
     def read_row_groups(
         self, groups: Sequence[int], columns: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Row groups as a table; EvidenceError where they need far more memory than the file.
-
-        What the end of a file says of its pages is not believed: their own heads are read.
-        """
+        """Row groups as a table; EvidenceError where they need far more memory than the file."""
+        # What the end of a file says of its pages is not believed: their own heads are read.
         place = {name: number for number, name in enumerate(self.schema_arrow.names)}
         wanted, doubtful = list(place if columns is None else columns), set[str]()
         size, needed, packed = self._source.size(), 0, 0
@@ -249,10 +247,7 @@ def _pages(source: Any, chunk: Any) -> tuple[int, set[int]]:
 
 
 def _thrift(content: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol: number -> whole number or struct; and where it ends.
-
-    Other values, which heads of pages have in statistics only, are passed over.
-    """
+    """A struct of Thrift's compact protocol, whole numbers and structs only; and its end."""
 
     def whole() -> int:
         nonlocal at

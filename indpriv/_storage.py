@@ -158,10 +158,7 @@ def _reason_of(error: OSError, bucket: str) -> str:
 
 
 def location(path: str | Path) -> Path:
-    """The path of a directory, given as a path or as an address; InputError for another address.
-
-    A Path that an address was made into has lost a slash, which is put back.
-    """
+    """The path of a directory, given as one or as an address; InputError for another address."""
     if isinstance(path, RemotePath):
         return path
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # C:/ is a drive
@@ -307,8 +304,7 @@ def _first_line(path: Path) -> bytes:
 def uploaded(folder: Path, to: RemotePath | None, *, or_warn: bool = False) -> Iterator[None]:
     """Send what the block wrote to a folder, also after an error or Ctrl-C, as far as it got.
 
-    to: None to send nothing; an audit that failed is not sent. or_warn: warn where the bucket
-    cannot be written, as after an error; otherwise raise.
+    to: None to send nothing. or_warn: warn, not raise, where the bucket cannot be written.
     """
     ended = False
     try:

@@ -273,10 +273,7 @@ class EpsilonTable:
             return replace(self, path=None, **ends)
 
     def with_worst_case(self, epsilon: float) -> "EpsilonTable":
-        """The table of some units of a run, once the worst case of all is known.
-
-        Worst cases of units grow by as much as that of the run.
-        """
+        """The table once the worst case of all units is known; theirs grow by as much as that."""
         more, details = epsilon - self.worst_case_epsilon, dict(self.details)
         if more and "unit_worst_case" in details:
             details["unit_worst_case"] = details["unit_worst_case"].astype(np.float64) + more
@@ -397,10 +394,7 @@ class PartsWriter:
     """A folder of parts that are written in any order; it goes on with one that was stopped."""
 
     def __init__(self, folder: Path, n_rows: int, belongs_to: Mapping[str, Any]) -> None:
-        """Begin a folder, or keep the parts that it has of the same account.
-
-        belongs_to: JSON that two accounts share only if their parts have the same bits.
-        """
+        """Begin a folder, or keep parts of it that belong to the same account, to the last bit."""
         self._parts = _parts(folder, n_rows)
         marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
         _folders.make_folder(folder)

@@ -161,11 +161,7 @@ class ExampleTable:
         return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> "ExampleTable":
-        """The table whose training rows belong to the units that a metadata column names.
-
-        Raises:
-            InputError: there is no such column, or it lacks a value in a training row.
-        """
+        """The table by units that a metadata column names; InputError where it lacks a value."""
         if column not in (columns := self.metadata_columns):
             known = ", ".join(columns) or "none: next time, pass metadata to the Recorder"
             raise _facts.refused("refusal.examples", "unit_column", column=column, known=known)
@@ -181,11 +177,8 @@ class ExampleTable:
         return ExampleTable(found.assign(unit_id=units.infer_objects()))
 
     def by_unit(self) -> "ExampleTable":
-        """The table with one training row per unit: mean loss, share correct, and common values.
-
-        A label or metadata that differs between the rows of a unit is missing. Test rows stay as
-        they are.
-        """
+        """The table with one training row per unit: mean loss, share correct, and common values."""
+        # A label or metadata that differs between the rows of a unit is missing.
         train, test = self.train, self.test
         codes, units = pd.factorize(train["unit_id"])
         groups = train.groupby(codes)

@@ -131,10 +131,7 @@ class Template:
         return _LINK.sub(r"\1", self.advice)
 
     def text_of(self, status: str, case: str = "") -> str:
-        """The text of a case, else of a status, with the values still in braces.
-
-        KeyError without one.
-        """
+        """The text of a case, else of a status, with its braces; KeyError without one."""
         if case or self.text is None:
             return self.texts[case or status.replace(" ", "_")]
         return self.texts.get(status.replace(" ", "_"), self.text)
@@ -206,10 +203,7 @@ def damaged(name: str, case: str, /, **values: object) -> EvidenceError:
 
 
 def fact(name: str, status: str, case: str = "", /, **values: object) -> Fact:
-    """The fact `name`, "kind.key", with a status and the text of that status, or of a case of it.
-
-    `values` are those that the text names, and the title where it names some.
-    """
+    """The fact `name`, "kind.key", with a status, and its text or that of a case filled."""
     kind, _, key = name.partition(".")
     one = templates(kind)[key]
     detail = filled(one.text_of(status, case), values)

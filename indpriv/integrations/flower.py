@@ -153,10 +153,7 @@ class _Rounds:
         return np.array([0.0 if reply.has_error() else self._length(reply) for reply in replies])
 
     def record(self, replies: Sequence[Any], before: FloatArray) -> None:
-        """Append a round, given the lengths of updates before clipping.
-
-        The replies are as Flower averaged them.
-        """
+        """Append a round of replies as averaged, given lengths of updates before clipping."""
         strategy, recorder = self.strategy, self.recorder
         if recorder is None:
             raise InputError("aggregate_train came before configure_train; call `start`")

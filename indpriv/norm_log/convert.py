@@ -49,21 +49,15 @@ def convert(
     Args:
         norms_file: a Parquet or npz file, see this module. A record of step t (0-based) holds the
             norms, before clipping, at the parameters that step t starts from.
-        run_json: an object with steps, noise_multiplier (standard deviation of the noise on the sum
-            of clipped gradients over max_grad_norm), max_grad_norm, sample_rate (each one number,
-            or a list with one per step), sampler ("poisson", "truncated_poisson", "shuffled",
-            "fixed_size", "other"; see `NormLog`), unit ("example", "user", "client", "row") and
-            neighbouring ("add_remove", "zero_out", "replace_one"); max_batch_size if batches are
-            truncated; optionally clipping ("individual" if each example was clipped at its last
-            recorded norm, rounded up), microbatch_size, seeded, delta, clipping_norm_epsilon (of
-            a private release that max_grad_norm was set to). Other keys are kept.
+        run_json: an object with steps, SETTING_NAMES (each one number, or one per step; noise on
+            the sum of clipped gradients over max_grad_norm), sampler, unit and neighbouring, as of
+            `NormLog`; optionally what `_read_settings` reads. Other keys are kept.
         output_dir: the run directory: new, or without a log.
         rounding: as a fraction of max_grad_norm, upwards; 0 keeps float64.
         progress: called as progress(stage, done, total), in records.
 
     Raises:
-        InputError: a value is missing, of the wrong type or out of range, a norm is NaN or
-            negative, or there are microbatches.
+        InputError: a value is missing, wrong or out of range, or there are microbatches.
     """
     norms_file, run_dir = Path(norms_file), location_on_disk(output_dir, "converted norms are")
     _checks.check_rounding(rounding)

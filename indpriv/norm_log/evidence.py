@@ -88,13 +88,10 @@ def session_checks(state: journal_state.LogState) -> list[Fact]:
 def caveats_of(
     state: journal_state.LogState, checks: Iterable[Fact], *, participation_known: bool = False
 ) -> tuple[str, ...]:
-    """Why an account is an estimate: what the norm pass found, and what checks refuted.
+    """Why an account is an estimate: what the norm pass found, and checks refuted or left open.
 
-    Of training's gradients, also what they left open. An account with known participation reads
-    the norms of batches as training clipped them, so that neither the sampler nor the norm pass
-    matters to it.
-
-    checks: those of `session_checks`.
+    An account with known participation reads the norms of batches as training clipped them, so that
+    neither the sampler nor the norm pass matters to it.
     """
     found, left_out = list(state.norm_caveats), frozenset[str]()
     if participation_known:
@@ -242,10 +239,7 @@ def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
 
 
 def _private_clipping_norm(state: journal_state.LogState) -> Iterator[Fact]:
-    """Whether all steps were clipped at one norm, the only one that epsilons count.
-
-    Nothing is said where the norm was not set to a private release.
-    """
+    """Whether all steps were clipped at one norm, where it was set to a private release."""
     if not (state.clipping_norm_epsilon and state.steps):
         return
     norms = state.settings().max_grad_norm
@@ -266,10 +260,7 @@ def _private_clipping_norm(state: journal_state.LogState) -> Iterator[Fact]:
 
 
 def _of_draws(state: journal_state.LogState, session: SessionCounts) -> list[Fact]:
-    """Whether the number of draws, and those of each example, fit Poisson sampling.
-
-    There is nothing to say where nobody counted.
-    """
+    """Whether draws, and those of each example, fit Poisson sampling, where somebody counted."""
     n_examples, counts = state.header["n_examples"], session.draws
     of = session.rounds.of if session.rounds else "example"
     if counts is None:

@@ -325,11 +325,7 @@ class RecordingPolicy:
         return replace(self, every=every, longest=longest)
 
     def due(self, step: int) -> bool:
-        """Whether a full pass is due before this step (0-based).
-
-        Raises:
-            InputError: a policy in epochs; `in_steps` first.
-        """
+        """Whether a full pass is due before this step (0-based); InputError: first `in_steps`."""
         if isinstance(self.longest, str) or epochs_of(self.every) is not None:
             raise refused("refusal.policy", "epochs")
         step -= self.first

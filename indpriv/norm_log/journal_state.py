@@ -192,10 +192,7 @@ class LogState:
         return max((s.training.accounted_excess for s in self.sessions if s.training), default=0.0)
 
     def accounted_settings(self) -> StepSettings:
-        """The settings with less noise where clipped gradients stay longer than max_grad_norm.
-
-        Noise counts in units of the longest gradient: noise_multiplier / (1 + excess).
-        """
+        """The settings, noise in units of the longest gradient: divided by 1 + excess."""
         found, factor = self.settings(), np.ones(self.total_steps)
         for one in self.sessions:  # in order: a later one replaces the steps from its first on
             factor[one.from_step :] = 1 + (one.training.accounted_excess if one.training else 0.0)
@@ -362,10 +359,8 @@ def check_readable(state: LogState) -> None:
 
 
 def read_ids(state: LogState) -> tuple[_columns.Ids, NDArray[np.generic] | None, IntArray]:
-    """Ids and units of the examples, and positions of the reference examples.
-
-    Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
-    """
+    """Ids and units of the examples, and positions of the reference examples."""
+    # Many ids on a disk are hashed here and read later; checksums of pages are compared then.
     path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
     n = state.header["n_examples"]
     if in_memory := _folders.is_remote(path) or n <= records.LARGEST_FILE:

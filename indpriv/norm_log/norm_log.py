@@ -337,10 +337,7 @@ def _every_code(levels: Levels) -> stored.Codes:
 
 
 def recoded(log: NormLog, levels: Levels, codes: stored.Codes | None = None) -> NormLog:
-    """The log whose norms are read as codes of other levels, without its reference examples.
-
-    codes: what each code of the log becomes; None if it keeps norms in full.
-    """
+    """The log in other levels; codes: what each becomes, None if norms are kept in full."""
     clip, norms = log.settings.max_grad_norm, log.batch_norms
     if norms is not None:
         entries = norms.read(0, log.n_examples)
@@ -439,10 +436,7 @@ def _filtered(state: LogState, checks: list[_facts.Fact]) -> Filtered | None:
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = False) -> OpenedRun:
-    """Replay the journal of a run directory and compare its records with their hashes, see `open`.
-
-    To count records at "worst_case", or with hash_all, all are hashed here.
-    """
+    """Replay a journal and hash its records, see `open`; with hash_all or worst_case all."""
     _folders.named_by_person(run_dir := _storage.location(path))
     run = OpenedRun(**vars(journal_state.read_state(run_dir)))
     run.unreadable, run.hashed_all = unreadable, hash_all or unreadable == "worst_case"

@@ -87,10 +87,8 @@ class Levels:
     def encode(
         self, norms: NDArray[np.floating], max_grad_norm: float | NDArray[np.floating]
     ) -> NDArray[Any]:
-        """Codes of norms, before clipping and without NaN; infinity counts as clipped.
-
-        max_grad_norm: of all, or of each. In mode "up" the level of a code is not below its norm.
-        """
+        """Codes of norms, before clipping and without NaN; max_grad_norm: of all, or of each."""
+        # Infinity counts as clipped. In mode "up" the level of a code is not below its norm.
         if not self.rounding:
             return np.asarray(norms, dtype=np.float64)
         relative = np.asarray(norms, dtype=np.float64) / max_grad_norm

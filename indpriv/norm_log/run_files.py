@@ -201,10 +201,7 @@ def signing_key(path: str | Path | None) -> Any:
 
 
 def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[bytes, int]:
-    """The public key that signed, and the number of the last content with its signature, or 0.
-
-    digests: number and SHA-512 of each content that it may be of.
-    """
+    """The key that signed, and the number of the last SHA-512 digest that it signed, or 0."""
     exceptions, _, ed25519 = _cryptography()
     content = _read(path).decode("ascii", "replace").strip()
     armoured = "".join(content.removeprefix(_BEGIN).removesuffix(_END).split())
@@ -227,10 +224,7 @@ def read_signature(path: Path, digests: Iterable[tuple[int, bytes]]) -> tuple[by
 
 
 def public_keys(path: Path) -> set[bytes]:
-    """The ed25519 keys for logs in a .pub file, or one of allowed signers or authorized keys.
-
-    Those limited by time or a certificate are left out; InputError if none is left.
-    """
+    """The ed25519 keys of a file, but those limited by time or a certificate."""
     found = set()
     for line in _read(path).decode("utf-8", "replace").splitlines():
         if (key := _PUBLIC.search(line)) and not _LIMITED.search(line):

@@ -196,16 +196,13 @@ class RoundCounts(_Counts):
 
 
 class SessionCounts(_Counts):
-    """What one session says about the steps that it logged.
-
-    Converted, replayed and rounds are all None if a recorder watched training.
-    """
+    """What one session says of the steps that it logged."""
 
     from_step: int  # the first of its steps
     seeded: bool  # the user said that random numbers come from a known seed
     caveats: Annotated[tuple[str, ...], Field(strict=False)]  # why accounts of it are estimates
     sampler: str  # of the log; see `NormLog`
-    converted: Conversion | None = None
+    converted: Conversion | None = None  # a recorder watched if this and the next two are None
     replayed: Replay | None = None
     rounds: RoundCounts | None = None
     draws: DrawCounts | None = Field(default=None, exclude=True)  # None if nobody counted

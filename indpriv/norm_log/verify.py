@@ -20,10 +20,7 @@ from indpriv.norm_log.norm_log import OpenedRun
 
 
 def verify(run: OpenedRun, signed_by: Path | None = None) -> list[Fact]:
-    """Check all that the log of a run can prove; signed_by: public keys of who may have signed.
-
-    Where a check fails, an account of the run is an estimate, or it is refused.
-    """
+    """Check all that the log of a run can prove; signed_by: public keys of who may have signed."""
     return [
         journal_check(run, signed_by),
         *_records(run),
@@ -58,10 +55,7 @@ def journal_check(state: LogState, signed_by: Path | None = None) -> Fact:
 
 
 def _origin(state: LogState, keys: set[bytes] | None) -> tuple[str, str]:
-    """Who signed the log, and what is wrong with that, or "".
-
-    A signature of a part is wrong only where keys are named: the run may have been stopped.
-    """
+    """Who signed the log, and what is wrong with that; of a part only where keys are named."""
     path = state.run_dir / run_files.SIGNATURE
     if not path.is_file():
         unsigned = "unsigned: whoever gave you this run could have changed it"

@@ -116,10 +116,7 @@ class AuditSpec(TrainingData):
 
 
 def load_spec(reference: str) -> AuditSpec:
-    """Import an AuditSpec from "package.module:spec" or "path/to/file.py:spec".
-
-    This runs the code of the module, which is also looked for in the current directory.
-    """
+    """Import an AuditSpec from "package.module:spec" or "file.py:spec", which runs it."""
     found = load_name(f"--spec {reference}", reference, _EXAMPLE)[1]
     return checked_spec(f"--spec {reference}", reference.rpartition(":")[2], found)
 
@@ -132,10 +129,7 @@ def checked_spec(said: str, name: str, found: Any) -> AuditSpec:
 
 
 def load_name(said: str, reference: str, example: str) -> tuple[ModuleType, Any]:
-    """The module of "package.module:name" or "path/to/file.py:name", and what has that name there.
-
-    said, example: of the message if it cannot be imported.
-    """
+    """The module of "module:name" or "file.py:name", and what has that name there."""
     place, colon, name = reference.rpartition(":")
     path, is_file = Path(place), place.endswith(".py")
     if not (colon and place and name):
@@ -349,10 +343,7 @@ def _write_log(
 def _already_done(
     run_dir: Path, models: Sequence[SavedModel], settings: RunSettings, made: "CheckpointPass"
 ) -> tuple[int, int]:
-    """Number of checkpoints and of steps in the log of an interrupted replay; (0, 0) without one.
-
-    InputError if the log is of another run, or of other checkpoints or settings.
-    """
+    """Number of checkpoints and steps in the log of an earlier replay of these; else InputError."""
     journal = run_dir / JOURNAL
     if not journal.is_file() or not journal.stat().st_size:
         return 0, 0

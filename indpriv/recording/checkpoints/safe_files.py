@@ -265,10 +265,7 @@ def _harm(pickled: bytes) -> str:
 
 
 def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
-    """The state_dict inside a checkpoint; InputError if there is none.
-
-    The user's function `load` finds it; without one, it is looked for in the usual places.
-    """
+    """The state_dict inside a checkpoint, where the user's `load` or usual places have it."""
     names = [str(name)[:40] for name in content.entries]
     described = f"a dict of {', '.join([*names[:_SHOWN], *(['...'] if names[_SHOWN:] else [])])}"
     if not names:
@@ -299,10 +296,8 @@ def _tensors(values: object) -> dict[str, Tensor]:
 def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Match a saved state to a model: prefixes of wrappers are removed, tied parameters filled in.
 
-    Wrappers put a prefix before every name (Opacus `_module.`, DataParallel `module.`,
-    torch.compile `_orig_mod.`, a LightningModule the name of an attribute), which is found by
-    comparison. Tensors outside that prefix are ignored; under it, names, shapes and types must
-    match exactly, otherwise InputError lists the differences.
+    The prefix (Opacus `_module.`, `module.`, `_orig_mod.`, an attribute) is found by comparison.
+    Tensors outside it are ignored; under it, names, shapes and types must match (InputError).
     """
     wanted, tied = model.state_dict(keep_vars=True), defaultdict[int, list[str]](list)
     for name, tensor in wanted.items():
@@ -332,10 +327,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
-    """What stands before all of a model's names; if nothing does, what does before most of them.
-
-    tied: the names of each of the model's tensors.
-    """
+    """What stands before all names of a model, by tensor; if nothing does, before most of them."""
     found = Counter[str]()
     for names in tied:
         pairs = product(names, state)
@@ -367,10 +359,7 @@ def keep_model(model: nn.Module, run_dir: Path, name: str = MODEL) -> None:
 
 
 def kept_model(run_dir: Path, model: nn.Module, name: str = MODEL) -> bool:
-    """Load the final parameters of a run into a model like its own; whether the run kept them.
-
-    InputError if they do not fit the model.
-    """
+    """Load the final parameters of a run into a model like its own; whether the run kept them."""
     if kept := (run_dir / name).is_file():
         load_into(model, run_dir / name)
     return kept

@@ -136,9 +136,8 @@ def discover(
 ) -> Discovery:
     """Find, read and order the checkpoints in a folder, or in its subfolder `checkpoints`.
 
-    Parameters are compared with those of the model, if there is one. The user's function `load`,
-    see `state_of`, is called for that, and if two files have the same step. InputError if there is
-    nothing that looks like a checkpoint.
+    Parameters are compared with those of the model, if there is one, and of files of one step, with
+    the user's function `load`, see `state_of`. InputError if nothing looks like a checkpoint.
     """
     paths, found = _paths(Path(folder)), Discovery()
     by_step, unknown = dict[int, list[SavedModel]](), list[str]()
@@ -268,10 +267,7 @@ def what_to_type(names: Sequence[str], all_of_them: bool = True) -> str:
 
 
 def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedModel | None:
-    """A checkpoint, or None if its step is not known; contradictions about it become notes.
-
-    What its accountant counted comes first, then what the user tells and what the file states.
-    """
+    """A checkpoint; None if neither accountant, user nor file tells its step."""
     path, values = content.path, content.entries
     history = _history(path, values)
     counted = None if history is None else sum(steps for _, _, steps in history)
@@ -358,11 +354,10 @@ class RunSettings:
 def resolve(
     folder: Path, found: Discovery, options: StepOptions, n_examples: int | None
 ) -> RunSettings | None:
-    """Find every setting: in run.json, in the options and in Opacus's accountant.
+    """Find every setting: in run.json, options, the log of a Recorder and Opacus's accountant.
 
-    run.json is in the folder of the checkpoints, or beside it if that is named checkpoints; the log
-    of a Recorder is in either place. What is missing or contradicts another source, or the number
-    of examples, is added to the problems of the checkpoints; the result is then None.
+    run.json and log are in the folder of the checkpoints, or above it. What is missing or
+    contradicts another source is added to the problems of the checkpoints; the result is then None.
     """
     models, above = found.models, folder.absolute().parent
     beside = [above] if folder.resolve().name == "checkpoints" or _has(above, JOURNAL) else []
@@ -448,10 +443,7 @@ def _said(
 
 
 def _one(name: str, by_source: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
-    """The value of steps, sampler or delta, by every source; of delta the user may choose another.
-
-    None if no source has one; InputError if two differ.
-    """
+    """The value of steps, sampler or delta, by every source, or None; of delta the last one's."""
     for source, value in by_source.items():
         try:
             check(value)
