@@ -254,11 +254,9 @@ def grouping_of(
 ) -> Grouping:
     """Groups of training and test rows by a column, or by the combinations of several that occur.
 
-    Names of groups are values in sorted order; missing values are the group "(missing)". `by` is
-    "label", "correct", "loss" or a metadata column; "age:bins=10" cuts a numeric one at quantiles
-    of the training rows; "race,age:bins=4" asks for combinations. max_values: most distinct values
-    of a numeric column without bins. InputError for no such column, bins of one that is not
-    numeric, and too many values: TooManyGroupsError above 65,536 groups in several ranges of rows.
+    `by` is "label", "correct", "loss", a metadata column, bins of one as "age:bins=10", or several
+    as "race,age:bins=4"; names are its values, sorted. max_values: most distinct values of numbers
+    without bins. InputError also for a column that is missing, or has too many values.
     """
     train = as_rows(train)
     others = as_rows(train.read(0, 0) if test is None else test)

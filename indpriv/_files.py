@@ -149,10 +149,7 @@ def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
 
 
 def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any = None) -> None:
-    """Write DataFrames with the same columns one after the other, as `write_private_parquet` does.
-
-    schema: of pyarrow, with the types of columns that the first DataFrame has no value of.
-    """
+    """Write DataFrames with the columns of schema, or the same, as `write_private_parquet` does."""
     writer = None
     with written_atomically(path) as file:
         for frame in frames:

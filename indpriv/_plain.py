@@ -74,19 +74,13 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of a data frame.
+    """The columns of a data frame, where NaN or None stands for an unknown value."""
 
-    Attributes:
-        name, text: of a row, in the schema.
-        kinds: the type of each column and what it holds; NaN or None stands for an unknown value.
-        optional: columns that JSON may lack; their values are then unknown.
-        each: a column, and the format "each" of its rows by their value of that column.
-    """
-
-    name: str
+    name: str  # of a row, in the schema, as the next
     text: str
     kinds: Kinds
-    optional: Collection[str] = ()
+    optional: Collection[str] = ()  # columns that JSON may lack; their values are then unknown
+    # A column, and the format "each" of its rows by their value of that column.
     each: tuple[str, Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:

@@ -286,11 +286,8 @@ _KINDS = {  # letter -> what a column holds, and its types of pyarrow
 
 
 def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
-    """Raise EvidenceError unless a Parquet file has the columns that it should.
-
-    kinds: name -> letters of what it may hold (see `_KINDS`), "" for anything; a name that ends in
-    "?" may be absent.
-    """
+    """Raise EvidenceError unless a Parquet file has the columns that it should."""
+    # kinds: name, "?" after it if it may be absent -> letters of `_KINDS`, "" for anything.
     for name, letters in kinds.items():
         column = name.removesuffix("?")
         if column not in schema.names:

@@ -52,7 +52,7 @@ class StorageError(InputError):
 
 
 class RemotePath(_Base):
-    """A path in object storage. Its parts are /SCHEME/OPTIONS/BUCKET/..., so that it is pure.
+    """A path in object storage: /SCHEME/OPTIONS/BUCKET/..., so that it is pure.
 
     A method of pathlib that is missing here fails, and never reads a local file.
     """

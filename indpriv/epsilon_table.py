@@ -429,8 +429,7 @@ def write_epsilons(
 ) -> None:
     """Write epsilons in place of a file or, above LARGEST_FILE rows, of a folder of parts.
 
-    rows: further columns, one row per example in the order of the epsilons. names: column of rows
-    -> its name in the file; default all, under their names.
+    rows: further columns, in the order of the epsilons. names: of some -> their names in the file.
     """
 
     def further(start: int, stop: int) -> pd.DataFrame | None:

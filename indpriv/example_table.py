@@ -248,12 +248,7 @@ def _n_before_test(file: _columns.Rows) -> int | None:
 def check_metadata(
     metadata: pd.DataFrame | None, example_ids: np.ndarray, split: str
 ) -> pd.DataFrame:
-    """Metadata rows in the order of example_ids.
-
-    Raises:
-        InputError: no DataFrame, reserved names, missing rows, or further rows although examples
-            are only numbered: then nothing shows which rows are theirs.
-    """
+    """Metadata rows in the order of example_ids; InputError if nothing shows which are theirs."""
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
     if not isinstance(metadata, pd.DataFrame):

@@ -88,11 +88,8 @@ def session_checks(state: journal_state.LogState) -> list[Fact]:
 def caveats_of(
     state: journal_state.LogState, checks: Iterable[Fact], *, participation_known: bool = False
 ) -> tuple[str, ...]:
-    """Why an account is an estimate: what the norm pass found, and checks refuted or left open.
-
-    An account with known participation reads the norms of batches as training clipped them, so that
-    neither the sampler nor the norm pass matters to it.
-    """
+    """Why an account is an estimate: what the norm pass found, and checks refuted or left open."""
+    # With known participation norms are as training clipped them: no sampler or norm pass matters.
     found, left_out = list(state.norm_caveats), frozenset[str]()
     if participation_known:
         found = [caveat for one in state.sessions if not one.training for caveat in one.caveats]
@@ -372,8 +369,8 @@ def lines_of(
 ) -> tuple[Fact, ...]:
     """Every line of a run, from its checks and what the header of its log says.
 
-    said: key of a line that nobody can see -> what the user says of it. left_out: keys of checks of
-    assumptions that the account does not make.
+    said: key of a line that nobody can see -> what the user says of it. left_out: checks of what
+    the account does not assume.
     """
     words = {"start": recorder.get("start"), **(said or {})}
     void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}

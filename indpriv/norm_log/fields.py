@@ -157,11 +157,7 @@ SETTING_NAMES = tuple(field.name for field in fields(StepSetting))
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Realised settings of every step; each array has shape (total_steps,).
-
-    noise_multiplier is the noise's standard deviation over max_grad_norm, the clipping norm;
-    sample_rate the probability with which Poisson sampling draws an example.
-    """
+    """Realised settings of every step, each (total_steps,); noise is over max_grad_norm."""
 
     noise_multiplier: FloatArray
     max_grad_norm: FloatArray

@@ -311,10 +311,8 @@ def noisier(log: NormLog, factor: float | FloatArray) -> NormLog:
 def clipped_lower(log: NormLog, share: float) -> NormLog:
     """The log of the same norms, had each max_grad_norm been smaller and the noise the same.
 
-    The standard deviation of the noise stays, so that noise_multiplier rises as max_grad_norm
-    falls. What an unclipped example contributes beside the noise does not change.
-
-    share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
+    So noise_multiplier rises as max_grad_norm falls. share: of max_grad_norm, in (0, 1]; one of
+    `log.levels.fractions` where norms are rounded.
     """
     given, finer = log.settings, log.levels
     settings = replace(
@@ -420,12 +418,9 @@ class OpenedRun(LogState):
 
 
 def _filtered(state: LogState, checks: list[_facts.Fact]) -> Filtered | None:
-    """What a privacy filter did, if one watched and nothing on which its guarantee rests failed.
-
-    These are all checks except those of the norms: an example was charged for the level that it was
-    clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
-    clipped gradients stay longer than their level.
-    """
+    """What a privacy filter did, if one watched and nothing on which its guarantee rests failed."""
+    # That is all but the norms: an example was charged for its clip level, whatever its norm; and
+    # for the noise as it was, too little where clipped gradients stay longer than their level.
     failed = {check.key for check in checks if check.status == _facts.FAILED}
     unread = any(line["file"] in state.faults for line in state.lines["filter"])
     if not (settings := state.header["privacy_filter"]) or state.clip_excess or unread:

@@ -42,10 +42,10 @@ _ROW_GROUP = 1 << 14  # entries
 
 @dataclass(frozen=True)
 class Levels:
-    """The levels of a rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always one).
+    """The levels of a rounding r: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always one).
 
-    rounding: r, in [1e-4, 1]; 0 has no levels: norms are their own codes. rounding_mode: "up" never
-    under-reports; "nearest" reproduces the paper's rounding and can; "none" without rounding.
+    r is in [1e-4, 1]; 0 has no levels: norms are their own codes, in mode "none". Mode "up" never
+    under-reports; "nearest" is the paper's, and can.
     """
 
     rounding: float
@@ -139,13 +139,9 @@ StoredRecord = tuple[Sequence[RecordFile | None], str]
 
 @dataclass(frozen=True)
 class Records:
-    """Full records, in memory or in files, of which a block of examples at a time is read.
+    """Full records, in memory or in files, of which a block of examples at a time is read."""
 
-    rows: (n_records,) the row of each record in what `source` reads. source: gives (len(rows),
-    stop - start) codes, or float64 norms if rounding is 0.
-    """
-
-    rows: IntArray
+    rows: IntArray  # (n_records,) those that the source is asked for, with start and stop
     source: Callable[[IntArray, int, int], NDArray[np.generic]]
 
     @classmethod
@@ -219,15 +215,11 @@ def check_codes(path: Path, values: NDArray[Any], levels: Levels) -> None:
 
 @dataclass(frozen=True)
 class BatchNormEntries:
-    """Entries of a block of examples, ordered by position and then by step; each is (n_entries,).
+    """Entries of a block of examples, each (n_entries,), by position and then by step."""
 
-    position: of the example, from the start of the block. step: at which it was sampled. norm:
-    codes, or float64 norms if rounding is 0, as in full records.
-    """
-
-    position: Int32Array
-    step: Int32Array
-    norm: NDArray[np.generic]
+    position: Int32Array  # of the example, from the start of the block
+    step: Int32Array  # at which it was sampled
+    norm: NDArray[np.generic]  # codes, or float64 norms if rounding is 0
 
     def __len__(self) -> int:
         return len(self.step)
@@ -277,14 +269,10 @@ class BatchNormEntries:
 
 @dataclass(frozen=True)
 class BatchNorms:
-    """Batch norms in memory, or in files of which a block of examples at a time is read.
+    """Batch norms in memory, or in files of which a block of examples at a time is read."""
 
-    steps: (n_steps,) ascending, those whose whole batch is recorded, even if it is empty. parts: in
-    their order; each gives the entries of the examples at positions start to stop.
-    """
-
-    steps: IntArray
-    parts: Sequence[Callable[[int, int], BatchNormEntries]]
+    steps: IntArray  # ascending, those whose whole batch is recorded, even if it is empty
+    parts: Sequence[Callable[[int, int], BatchNormEntries]]  # (start, stop) -> entries; in order
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop."""

@@ -145,7 +145,7 @@ def data_fingerprint(run_dir: Path) -> str:
 
 
 def seal(run_dir: Path, key: Any = None) -> None:
-    """Add the hashes of the files beside a closed log to its end, and sign it with a `signing_key`.
+    """End a closed log with the hashes of the files beside it, and sign it with a `signing_key`.
 
     Call it once all files are written, and after changing one. It leaves an open log alone.
     """

@@ -434,26 +434,15 @@ def challenge(
     device: str = "cpu",
     tell: StageProgress = silent,
 ) -> list[Fact]:
-    """Compute norms at n random steps from checkpoints and data, and compare the log's with them.
+    """Compute norms at n steps, drawn in secret, from checkpoints and data, and compare the log's.
 
-    If training used `torch.autocast`, call it under the same autocast. Where the log says that
-    training used half precision, norms that differ by what it can explain are "not checked".
-
-    Args:
-        checkpoints: folder of the checkpoints, as of `replay`.
-        spec: model and data of the run, as of `replay`.
-        run_dir: the run whose log is challenged.
-        n: number of steps, drawn by the operating system from those with norms and a checkpoint.
-        step_of: steps of checkpoints that do not tell them; see `StepOptions`.
-        device: device to compute on.
-        tell: called as tell(stage, done, total) after each step.
-
-    Returns:
-        whether examples and norms agree, and that noise is not seen; details are sensitive.
+    If training used `torch.autocast`, call it under the same: otherwise norms that half precision
+    can explain are "not checked". step_of: see `StepOptions`; all else is as of `replay`. Details
+    of the checks (examples, norms, and that noise is not seen) are sensitive.
 
     Raises:
-        InputError: checkpoints, spec or log cannot be read, no step has both, or norms under this
-            clipping, of this model or of this data set cannot be compared.
+        InputError: something cannot be read, no step has norms and a checkpoint, or norms under
+            this clipping, of this model or of this data set cannot be compared.
     """
     _checks.check_positive_int("challenges", n)
     spec = load_spec(spec) if isinstance(spec, str) else spec

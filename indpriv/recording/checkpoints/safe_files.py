@@ -91,10 +91,9 @@ def _numpy_number(kind: _NumpyType, content: bytes) -> int | float | bool:
 
 
 class _Accountant:
-    """Replaces the accountants of Opacus, whose states name a method of theirs in Opacus 1.5.
+    """Replaces the accountants of Opacus, whose states name a method of theirs in Opacus 1.5."""
 
-    No state holds an accountant itself: a file that makes one could give it a __setstate__.
-    """
+    # None holds an accountant: a file that makes one could give it a __setstate__.
 
     def __new__(cls, *_: object) -> "_Accountant":
         raise ValueError("reading it would make an object, which could run code")
@@ -142,10 +141,9 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_content(path: Path) -> Content:
-    """Read a checkpoint without running anything in it. Tensors stay in the file until used.
+    """Read a checkpoint without running anything in it; tensors stay in the file until used.
 
     The path is a file of torch.save or safetensors, or a folder of `_WEIGHTS`, whole or in shards.
-    InputError if it is damaged, claims more content than its size, or could run code when read.
     """
     if not path.is_dir():
         return _read_file(path)
