@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._facts import refused
 from indpriv.accountant.method import Method
 from indpriv.accountant.steps import StepKinds
+from indpriv.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def composed_epsilons(
     rate = _checks.check_setting("sample_rate", sample_rate)
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
-            raise refused("refusal.compared", "shape", name=name, column=column, steps=steps)
+            advice = f"pass one value, or one for each of the {steps} steps"
+            raise InputError(f"{name} has shape {column.shape}; {advice}")
     by_step = np.stack([np.broadcast_to(column, steps) for column in (noise, rate)], axis=1)
     settings, count = np.unique(by_step, axis=0, return_counts=True)
     plain = math.sqrt(2 * math.log(1.25 / delta)) / settings[:, 0]

@@ -120,17 +120,14 @@ def sentence(text: str) -> str:
     return capitalised(text) if text.endswith("…") else capitalised(text).rstrip(".") + "."
 
 
-def digit_up(bound: float) -> str:
-    """A bound with one digit, rounded up.
-
-    >>> digit_up(0.00213), digit_up(0.0)
-    ('0.003', '0')
-    """
-    return round_up(bound, max(0, -math.floor(math.log10(bound)))) if bound else "0"
-
-
 def _or_dash(form: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "–" if value is None else form(value)
+    """The same, with a dash for None and for an interval of which an end is not known."""
+
+    def shown(value: Any) -> str:
+        ends = [getattr(value, end, 0.0) for end in ("low", "high")]
+        return "–" if value is None or any(map(math.isnan, ends)) else form(value)
+
+    return shown
 
 
 def _percents(of: Any, digits: int) -> tuple[float, float]:
@@ -166,7 +163,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "percent_span": _or_dash(lambda of: "{:.1f} to {:.1f} %".format(*_percents(of, 1))),
     "percent_span2": _or_dash(lambda of: "{:.2f} to {:.2f} %".format(*_percents(of, 2))),
     "points_span": _or_dash(lambda of: "[{:+.2f}, {:+.2f}] %".format(*_percents(of, 2))),
-    "digit_up": _or_dash(digit_up),
 }
 
 

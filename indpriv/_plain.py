@@ -52,7 +52,6 @@ AtLeastZero = Annotated[float, figure("num", ge=0)]
 Correlation = Annotated[float, figure(".4f")]
 Rounded = Annotated[float, figure(".2f")]
 Percent = Annotated[float, figure("percent", ge=0)]
-BinError = Annotated[float, figure("digit_up", ge=0)]
 Points = Annotated[float, figure("points")]  # a difference of shares
 OfRate = Annotated[float, figure("each")]
 Count = Annotated[int, figure(",", ge=0)]

@@ -226,9 +226,7 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
         2,
         0.0,
     )
-    assert_bad_input(
-        in_process("show", "audit", "audit", code=2), "there are 1 different audit directories"
-    )
+    assert_bad_input(in_process("show", "audit", "audit", code=2), "different ones here: 1")
 
 
 def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_process, tmp_path):

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -69,7 +70,12 @@ def test_an_epsilon_is_never_shown_smaller_than_it_is(value):
         shown = float(FORMATS[form](value) if isinstance(form, str) else form(value))
         assert value * (1 - NOISE) - NOISE * (form == limit) <= shown <= value + 0.101
     assert float(FORMATS["up"](min(value, 1.0)).rstrip(" %")) >= 100 * min(value, 1.0) * (1 - NOISE)
-    assert float(FORMATS["digit_up"](value)) >= value * (1 - NOISE)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "span" in form])
+def test_an_interval_with_an_unknown_end_is_a_dash(form):
+    for ends in ((math.nan, 1.0), (0.0, math.nan)):
+        assert FORMATS[form](Interval(*ends)) == "–"
 
 
 @given(st.floats(0, 1e9))

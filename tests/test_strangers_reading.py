@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 import indpriv.accountant.risk
 import indpriv.analysis.fidelity
 import indpriv.analysis.guarantee
-import indpriv.audit.audit_directory
 from command_lines import run as run_command
 from indpriv._files import (
     JournalWriter,
@@ -47,6 +46,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.attacks.attributes import write_knowledge
 from indpriv.audit import audit
 from indpriv.errors import InputError
+from indpriv.report.page import Page
 from synthetic import knowledge, small_run, write_run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
@@ -146,7 +146,7 @@ def valid(tmp_path_factory):
     log, examples = small_run(N, steps=4)
     for name in WITH_EXTRAS:
         patch.setattr(indpriv.analysis.fidelity, name, ())
-    patch.setattr(indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name)
+    patch.setattr(Page, "html", lambda page, *_: page.name)
     run_dir = write_run(top / "run", log, examples)
     facts = {
         "name": "tiny",
@@ -220,13 +220,15 @@ def in_child(work, *, memory=GIB):
     return json.loads(text) if text else {"code": None, "err": f"killed, status {status}"}
 
 
+HTML = Page.html
+
+
 def outcome(arguments, *, plain=True, **limits):
     def work():
         out, err = io.StringIO(), io.StringIO()
         for name in WITH_EXTRAS:
             setattr(indpriv.analysis.fidelity, name, ())
-        page = (lambda summary, *_: summary.name) if plain else indpriv.report.report.render_audit
-        indpriv.audit.audit_directory.render_audit = page
+        Page.html = (lambda page, *_: page.name) if plain else HTML
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

@@ -41,10 +41,11 @@ from indpriv._folders import make_folder, named_by_person
 from indpriv.analysis import fidelity
 from indpriv.attack_signals import add_model, new_folder
 from indpriv.attacks.train_references import train_references
-from indpriv.audit import audit_directory, pipeline
+from indpriv.audit import pipeline
 from indpriv.cli import run
 from indpriv.errors import InputError
 from indpriv.recording import AuditSpec, StepOptions, replay
+from indpriv.report.page import Page
 from indpriv.round_recorder import RoundRecorder
 from runs import PER_EXAMPLE, blobs, mlp
 from synthetic import signals_with_effect, small_run, write_run
@@ -177,7 +178,7 @@ def short_audits(monkeypatch):
     """Without further accounts and figures, which take long and write no other files; but a long page."""
     for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
         monkeypatch.setattr(fidelity, name, ())
-    monkeypatch.setattr(audit_directory, "render_audit", lambda *_: "a page" * 20_000)
+    monkeypatch.setattr(Page, "html", lambda *_: "a page" * 20_000)
 
 
 _watched: list[tuple[Path, set[str]]] = []

@@ -16,7 +16,13 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from indpriv._formatting import format_delta, format_epsilon, format_number, format_share
+from indpriv._formatting import (
+    format_delta,
+    format_epsilon,
+    format_number,
+    format_share,
+    format_share_up,
+)
 from indpriv._plain import OneOf
 from indpriv.errors import EvidenceError, InputError
 
@@ -48,6 +54,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "number": format_number,
     "percent": lambda share: f"{100 * share:.2g} %",
     "share": format_share,
+    "share_up": format_share_up,
     "up": lambda value: f"{float(_TWO_DIGITS_UP.create_decimal(value * (1 - 1e-9))):g}",
     "words": lambda name: str(name).replace("_", " "),
 }

@@ -25,7 +25,6 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
 
 SAME = 0.01  # a smaller relative change of epsilon counts as no change
-TOP_SHARE = 0.05  # the most exposed examples, whose overlap is reported
 
 
 def compare_tables(
@@ -138,11 +137,9 @@ def stability_of(
     sampling, steps, records and rounding are equal, so that the runs differ only by chance.
 
     The result is n_audits and same_settings; mean_spearman and least_spearman, rank correlation of
-    epsilon over all pairs of runs, None where undefined; least_top_overlap, share of the 5 % most
-    exposed examples of one run that are among those of another, the smallest of all pairs, None
-    where examples within and beyond these 5 % share an epsilon, e.g. the worst case; median_range
-    and p95_range over examples of the difference between the largest and the smallest epsilon;
-    groups, by column as in `_group_order`.
+    epsilon over all pairs of runs, None where undefined; median_range and p95_range over examples
+    of the difference between the largest and the smallest epsilon; groups, by column as in
+    `_group_order`.
     """
     ids = pd.Index(tables[0].example_ids)
     epsilons = [table.epsilon[pd.Index(table.example_ids).get_indexer(ids)] for table in tables]
@@ -155,23 +152,10 @@ def stability_of(
         "same_settings": same_settings,
         "mean_spearman": float(np.mean(known)) if known else None,
         "least_spearman": min(known, default=None),
-        "least_top_overlap": _least_overlap(epsilons),
         "median_range": float(np.median(spread)),
         "p95_range": float(np.quantile(spread, 0.95)),
         "groups": [_group_order(epsilons, train, column) for column in by],
     }
-
-
-def _least_overlap(epsilons: Sequence[FloatArray]) -> float | None:
-    """Smallest share of the most exposed examples of one run that are among those of another."""
-    count = max(1, round(TOP_SHARE * len(epsilons[0])))
-    tops = []
-    for values in epsilons:
-        order = np.argsort(-values, kind="stable")
-        if count < len(values) and values[order[count - 1]] == values[order[count]]:
-            return None
-        tops.append(set(order[:count].tolist()))
-    return min(len(first & second) / count for first, second in itertools.combinations(tops, 2))
 
 
 def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> dict[str, Any]:

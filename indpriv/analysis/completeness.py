@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
-from scipy import stats
 
 from indpriv import _columns
 from indpriv._columns import numbers_of, repeats
@@ -20,7 +19,6 @@ from indpriv._facts import text
 from indpriv.analysis import statistics
 from indpriv.analysis.fidelity import MOST_COMPARED
 from indpriv.analysis.recorded_run import AuditedRun
-from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.analysis.summary import Finding, record
 from indpriv.norm_log.norm_log import NormLog
 
@@ -105,19 +103,6 @@ def _alike(column: "pd.Series[Any]") -> NDArray[Any]:
     return _columns.to_floats(column) if numbers else _columns.to_texts(column)
 
 
-def attack_error(*sampled: int | None) -> float | None:
-    """Half of the widest interval of a share, and of an AUC, over these numbers of scores.
-
-    The variance of an AUC is at most AUC (1 - AUC) over the smaller number of scores (van Dantzig
-    1951, Birnbaum and Klose 1957); that of a share p over n scores is at most p (1 - p) / n. Scores
-    are drawn without replacement, which makes both smaller. None if all were attacked.
-    """
-    known = [n for n in sampled if n is not None]
-    if not known:
-        return None
-    return float(stats.norm.ppf((1 + CONFIDENCE) / 2) * 0.5 / np.sqrt(min(known)))
-
-
 def _exactness(run: AuditedRun) -> dict[str, Any]:
     attacked = run.recorded.attacked(run.seed)
     members, others = (None if found is None else len(found) for found in attacked)
@@ -128,13 +113,10 @@ def _exactness(run: AuditedRun) -> dict[str, Any]:
     some = n > MOST_COMPARED and run.epsilons.account.rows_per_unit is None
     found = Exactness(
         most_exact=statistics.MOST_EXACT,
-        quantile_error=statistics.bin_width(),
-        pair_error=statistics.bin_width(statistics.PAIR_BITS),
-        pearson_error=None if audit.loss is None else audit.loss.pearson_error,
-        spearman_error=None if audit.loss is None else audit.loss.spearman_error,
+        quantile_error=statistics.BIN_WIDTH,
+        related=statistics.MOST_EXACT if audit.loss and n > statistics.MOST_EXACT else None,
         attacked_members=members,
         attacked_nonmembers=others,
-        attack_error=attack_error(members, others),
         compared=MOST_COMPARED if tried and some else None,
     )
     return {"exactness": found}

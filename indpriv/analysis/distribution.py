@@ -6,7 +6,6 @@ Private Stochastic Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon
 final training loss.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -113,166 +112,95 @@ _SMALLEST_LOSS = 1e-12
 STATED_FLOOR = 1e-3  # nats; whether a loss is 1e-6 or 1e-9 says nothing of an example's privacy
 _LOSS_BINS = 28
 _EPSILON_BINS = 20
+_LINE = ("intercept", "slope", "intercept_interval", "slope_interval")
 
 
 def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
     """Relate epsilons to the losses of the final model.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
-    infinite, negative and missing ones are left out; both are counted. Above a million, examples
-    are counted in bins of 0.4 %, and for the median losses in bins of 0.1 %.
+    infinite, negative and missing ones are left out; both are counted. Of more than a million
+    examples, a random million are looked at.
 
     train: rows of the same examples in the same order, with a column loss.
     """
-    n, left_out = len(epsilons), 0
-    together = Condensed("loss", "epsilon", n=n, bits=statistics.PAIR_BITS)
-    alone = Condensed("loss", n=n)
+    most, start, parts = statistics.MOST_EXACT, 0, list[pd.DataFrame]()
+    drawn = statistics.sample(len(epsilons), most, statistics.generator_of(0, "loss"))
     for table, frame in beside(epsilons, train, ["loss"]):
-        loss = to_floats(frame["loss"])
-        usable = np.isfinite(loss) & (loss >= 0)
-        below = (~table.at_worst_case[usable]).astype(np.int64)
-        together.add(below, loss[usable], table.epsilon[usable])
-        alone.add(below, loss[usable])
-        left_out += int((~usable).sum())
-    pairs, losses = together.frame(), alone.frame()
-    # Many examples may share the worst case, and rank above the others of its bin.
-    at_worst = (pairs["cell"] == 0).to_numpy()
-    pairs.loc[at_worst, "edge_epsilon"] = pairs["least_epsilon"]
-    positive = losses.loc[losses["least_loss"] > 0, "least_loss"]
-    floor = float(max(positive.min(), _SMALLEST_LOSS)) if len(positive) else _SMALLEST_LOSS
-    floored = pairs["loss"].clip(floor).to_numpy()
-    # Near a loss of 1, ln(loss) makes a signal of float noise.
-    every, fitted = _correlation(
-        pairs, floored, len(floored) > 0 and statistics.is_constant(floored)
+        own = pd.DataFrame({"epsilon": table.epsilon, "at_worst_case": table.at_worst_case})
+        own["loss"], stop = to_floats(frame["loss"]), start + len(own)
+        if drawn is not None:
+            own = own.iloc[drawn[slice(*np.searchsorted(drawn, (start, stop)))] - start]
+        parts, start = [*parts, own], stop
+    every = pd.concat(parts)
+    pairs = every[np.isfinite(every["loss"]) & (every["loss"] >= 0)]
+    epsilon, loss, at_worst = (
+        pairs[name].to_numpy() for name in ("epsilon", "loss", "at_worst_case")
     )
-    others, _ = _correlation(pairs[~at_worst], floored[~at_worst])
-    raised, stated = np.maximum(floored, STATED_FLOOR), every
+    floor = max(float(loss.min(where=loss > 0, initial=np.inf)), _SMALLEST_LOSS)
+    floor = floor if np.isfinite(floor) else _SMALLEST_LOSS
+    floored, below = np.maximum(loss, floor), ~at_worst
+    found, others = _fitted(epsilon, floored), _fitted(epsilon[below], floored[below])
+    undefined, stated = "pearson" not in found, found
     if (floored < STATED_FLOOR).any():
-        stated, _ = _correlation(pairs, raised, statistics.is_constant(raised))
-    medians = _quantiles(losses["loss"], losses["weight"], losses["cell"], 2, (0.5,))[0]
-    undefined = every["pearson"] is None
+        stated = _fitted(epsilon, np.maximum(floored, STATED_FLOOR))
     return LossRelation(
-        n=every["n"],
-        pearson_log_loss=every["pearson"],
-        spearman=every["spearman"],
-        pearson_interval=every["pearson_interval"],
-        spearman_interval=every["spearman_interval"],
-        n_below_worst_case=others["n"],
-        pearson_below_worst_case=others["pearson"],
-        pearson_below_interval=others["pearson_interval"],
-        median_loss_at_worst_case=medians[0],
-        median_loss_below_worst_case=medians[1],
-        floored=int(pairs.loc[pairs["loss"] < floor, "weight"].sum()),
+        n=len(loss),
+        pearson_log_loss=found.get("pearson"),
+        spearman=statistics.spearman(epsilon, loss),
+        pearson_interval=found.get("pearson_interval"),
+        spearman_interval=found.get("spearman_interval"),
+        n_below_worst_case=int(below.sum()),
+        pearson_below_worst_case=others.get("pearson"),
+        pearson_below_interval=others.get("pearson_interval"),
+        median_loss_at_worst_case=float(np.median(loss[at_worst])) if at_worst.any() else None,
+        median_loss_below_worst_case=float(np.median(loss[below])) if below.any() else None,
+        floored=int((loss < floor).sum()),
         floor=floor,
-        left_out=left_out,
-        undefined_reason=_why_undefined(pairs, floored) if undefined else "",
-        bins=None if undefined else _bins(pairs, floored, top_of_range(epsilons)),
-        **fitted,
-        pearson_with_floor=stated["pearson"],
-        pearson_with_floor_interval=stated["pearson_interval"],
-        pearson_error=None if undefined else _pearson_error(pairs),
-        spearman_error=None if undefined else _spearman_error(pairs),
+        left_out=len(every) - len(loss),
+        undefined_reason=_why_undefined(epsilon, floored) if undefined else "",
+        bins=None if undefined else _bins(epsilon, floored, top_of_range(epsilons)),
+        **{name: found.get(name) for name in _LINE},
+        pearson_with_floor=stated.get("pearson"),
+        pearson_with_floor_interval=stated.get("pearson_interval"),
     )
 
 
-def _correlation(
-    pairs: pd.DataFrame, loss: FloatArray, constant_loss: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Correlation and least-squares line of epsilon and ln(loss), with intervals where defined.
-
-    loss: (n_pairs,) above 0.
-    """
-    epsilon, weights = pairs["epsilon"].to_numpy(), pairs["weight"].to_numpy()
+def _fitted(epsilon: FloatArray, loss: FloatArray) -> dict[str, Any]:
+    """Correlation and line of epsilon and ln(loss), with intervals; what is undefined is absent."""
     log_loss = np.log(loss)
-    r = None if constant_loss else statistics.pearson(epsilon, log_loss, weights)
-    edges, losses = pairs["edge_epsilon"].to_numpy(), pairs["edge_loss"].to_numpy()
-    rank = statistics.spearman(edges, losses, weights) if len(loss) else None
-    ends = {} if r is None else statistics.relation_intervals(log_loss, epsilon, weights)
-    found: dict[str, Any] = {"n": int(weights.sum()), "pearson": r, "spearman": rank}
-    found |= {f"{name}_interval": ends.get(name) for name in ("pearson", "spearman")}
-    if r is None:
-        return found, {}
-    names = ("intercept", "slope")
-    fitted = dict(zip(names, statistics.line(log_loss, epsilon, weights), strict=True))
-    return found, {**fitted, **{f"{name}_interval": ends.get(name) for name in names}}
+    # Near a loss of 1, ln(loss) makes a signal of float noise.
+    if not len(loss) or statistics.is_constant(loss):
+        return {}
+    if (r := statistics.pearson(epsilon, log_loss)) is None:
+        return {}
+    ends = statistics.relation_intervals(log_loss, epsilon)
+    found = {"pearson": r} | {f"{name}_interval": interval for name, interval in ends.items()}
+    return found | dict(zip(_LINE, statistics.line(log_loss, epsilon), strict=False))
 
 
-def _why_undefined(pairs: pd.DataFrame, loss: FloatArray) -> str:
-    n = int(pairs["weight"].sum())
-    if n < 3:
-        return f"only {n} examples have a usable loss; a correlation needs three"
-    columns = (("loss", loss), ("epsilon", pairs["epsilon"].to_numpy()))
-    constant = [name for name, values in columns if statistics.is_constant(values)]
+def _why_undefined(epsilon: FloatArray, loss: FloatArray) -> str:
+    if len(loss) < 3:
+        return f"only {len(loss)} examples have a usable loss; a correlation needs three"
+    columns = {"loss": loss, "epsilon": epsilon}
+    constant = [name for name, values in columns.items() if statistics.is_constant(values)]
     return f"every example has the same {' and '.join(constant)}"
 
 
-def _bins(pairs: pd.DataFrame, loss: FloatArray, top: float) -> LossBins:
+def _bins(epsilon: FloatArray, loss: FloatArray, top: float) -> LossBins:
     loss_edges = np.geomspace(loss.min(), loss.max(), _LOSS_BINS + 1)
     loss_edges[[0, -1]] = loss.min(), loss.max()  # geomspace may miss its ends by a rounding
     epsilon_edges = np.linspace(0.0, top, _EPSILON_BINS + 1)
-    edges, weights = (loss_edges, epsilon_edges), pairs["weight"]
-    counts, _, _ = np.histogram2d(loss, pairs["epsilon"], bins=edges, weights=weights)
+    counts, _, _ = np.histogram2d(loss, epsilon, bins=(loss_edges, epsilon_edges))
     which = np.clip(np.searchsorted(loss_edges, loss, side="right") - 1, 0, _LOSS_BINS - 1)
-    quartiles = _quantiles(pairs["epsilon"], weights, which, _LOSS_BINS, (0.25, 0.5, 0.75))
+    quartiles = pd.Series(epsilon).groupby(which).quantile(np.array([0.25, 0.5, 0.75])).unstack()
+    quartiles = quartiles.reindex(range(_LOSS_BINS)).astype(object)
     return LossBins(
         tuple(loss_edges.tolist()),
         tuple(epsilon_edges.tolist()),
         tuple(tuple(row) for row in counts.astype(int).tolist()),
-        *quartiles,
+        *(tuple(one.where(one.notna(), None)) for _, one in quartiles.items()),
     )
-
-
-def _quantiles(
-    values: Any, weights: Any, cells: Any, size: int, probabilities: Sequence[float]
-) -> list[tuple[float | None, ...]]:
-    """For each probability the quantile of each cell; None of an empty cell."""
-    values, weights, cells = map(np.asarray, (values, weights, cells))
-    found = statistics.quantiles_by_cell(values, weights, cells, size, probabilities)
-    return [tuple(None if np.isnan(value) else value for value in row) for row in found.T.tolist()]
-
-
-def _pearson_error(pairs: pd.DataFrame) -> float:
-    """The most by which Pearson's r of epsilon and ln(loss) can be off.
-
-    A pair stands for the mean of its bin, up to the curvature of the logarithm. What varies within
-    bins is missing from the variances and from the covariance alike, and has at most a quarter of
-    the squared range as its variance (Popoviciu 1935).
-    """
-    weights, shares, spreads = pairs["weight"].to_numpy(), list[float](), list[float]()
-    mean, low, high = (
-        np.log(np.maximum(pairs[name].to_numpy(), _SMALLEST_LOSS))
-        for name in ("loss", "least_loss", "largest_loss")
-    )
-    width = (pairs["largest_epsilon"] - pairs["least_epsilon"]).to_numpy()
-    for values, apart in ((pairs["epsilon"].to_numpy(), width), (mean, high - low)):
-        spreads.append(statistics.variance(values, weights))
-        within = np.average(apart**2, weights=weights) / 4
-        shares.append(float(within / max(spreads[-1], 1e-300)))
-    curvature = float((high - low).max()) ** 2 / 8
-    off = 2 * curvature / max(spreads[1], 1e-300) ** 0.5
-    return float(min(2.0, np.sqrt(shares[0] * shares[1]) + sum(shares) + off))
-
-
-def _spearman_error(pairs: pd.DataFrame) -> float:
-    """The most by which Spearman's rank correlation can be off.
-
-    Examples of a bin share their mean rank. The ranks within a bin that holds a share p of the
-    examples have at most the variance p^2 / 12, over the squared number of examples; by Cauchy and
-    Schwarz that is what the correlation can lose.
-    """
-    weights, lost = pairs["weight"].to_numpy(), []
-    for name in ("epsilon", "loss"):
-        edge = f"edge_{name}"
-        bins = pairs.groupby(edge).agg(
-            {"weight": "sum", f"least_{name}": "min", f"largest_{name}": "max"}
-        )
-        shares = bins["weight"] / weights.sum()
-        mixed = bins[f"largest_{name}"] > bins[f"least_{name}"]
-        spread = statistics.variance(
-            statistics.ranks(pairs[edge].to_numpy(), weights) / weights.sum(), weights
-        )
-        lost.append(float((shares[mixed] ** 3).sum() / 12 / max(spread, 1e-300)))
-    return float(min(2.0, sum(np.sqrt(lost)) + sum(lost)))
 
 
 def _loss(run: AuditedRun) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class Divisor:
             "told" if told else "rate" if self.rate_changes else "same",
             divisor=self,
             more="one example" if self.rows == 1 else f"{self.rows:,} rows",
-            advantage=100 * self.advantage,
         )
 
 

@@ -178,16 +178,12 @@ class RecordedRun:
             return None, None
         if not examples.has_unit_for_each_row:
             return None, None
-        members = _drawn(examples.n_train, seed, "members")
-        some = members is not None
-        return members, _drawn(len(examples.rows("test")), seed, "non-members") if some else None
-
-
-def _drawn(n: int, seed: int, whose: str) -> IntArray | None:
-    """Increasing positions of MOST_ATTACKED random ones of n; None if there are no more."""
-    if n <= MOST_ATTACKED:
-        return None
-    return np.sort(statistics.generator_of(seed, whose).choice(n, MOST_ATTACKED, replace=False))
+        sizes = {"members": examples.n_train, "non-members": len(examples.rows("test"))}
+        members, others = (
+            statistics.sample(n, MOST_ATTACKED, statistics.generator_of(seed, whose))
+            for whose, n in sizes.items()
+        )
+        return (None, None) if members is None else (members, others)
 
 
 def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog | None:

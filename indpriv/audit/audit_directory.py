@@ -26,7 +26,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.figures import data_uri, pictures_of
 from indpriv.report.formats import MOST_EXAMPLES
-from indpriv.report.report import markdown_audit, render_audit, search_data
+from indpriv.report.report import audit_page, search_data
 
 _SUMMARY = table({Text: "sensitive disclaimer meaning claim", dict[str, Any]: "guarantee"})
 ATTACK_TABLE = "attacks.parquet"
@@ -169,10 +169,10 @@ def write_audit(
         _folders.remove_file(output_dir / ATTACK_TABLE)
     else:
         _files.write_private_parquet(attacks, output_dir / ATTACK_TABLE)
-    page = render_audit(summary, pictures, search, reconstructed, since)
-    _files.write_atomically(output_dir / REPORT, page.encode("utf-8"))
-    markdown = markdown_audit(summary, since)
-    _files.write_atomically(output_dir / MARKDOWN, markdown.encode("utf-8", "replace"))
+    page = audit_page(summary, since)
+    html = page.html(pictures, reconstructed, search)
+    for file, content in {REPORT: html, MARKDOWN: page.markdown()}.items():
+        _files.write_atomically(output_dir / file, content.encode("utf-8", "replace"))
     _files.write_json(output_dir / SUMMARY, summary.to_json())
 
 

@@ -8,7 +8,6 @@ import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
@@ -27,7 +26,6 @@ from indpriv._facts import refused, text
 from indpriv._formatting import clean, format_edges, format_epsilon, format_number, formatted
 from indpriv._plain import shown
 from indpriv.analysis.distribution import Distribution, LossRelation
-from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.schedule import Drivers, ScheduleFindings
 from indpriv.analysis.summary import GROUPS
@@ -40,6 +38,7 @@ _THEME = {
     **{"accent": "#01020d", "second": "#01020e", "warn": "#01020f"},
 }
 INK, MUTED, RULE, ACCENT, SECOND, WARN = _THEME.values()
+styled = mpl.rc_context(fname=TEMPLATES / "figures.mplstyle")  # decorates what draws and writes
 WIDTH = 9.0  # inches; the page scales figures to its column
 _TEXT_LENGTH = 22  # characters of a text from the data; the table beside it shows all of them
 
@@ -50,15 +49,10 @@ def escape(text: str) -> str:
 
 
 def new_figure(height: float) -> Figure:
-    """An empty transparent figure of the page's width; draw on it inside `style()`."""
+    """An empty transparent figure of the page's width, for what is `styled`."""
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     FigureCanvasSVG(figure)
     return figure
-
-
-def style() -> AbstractContextManager[None]:
-    """Context in which figures are drawn and written."""
-    return mpl.rc_context(fname=TEMPLATES / "figures.mplstyle")
 
 
 def placeholder(index: int) -> str:
@@ -80,7 +74,7 @@ def _font(match: re.Match[str]) -> str:
 def to_svg(
     figure: Figure, name: str, words: str, *, texts: Sequence[str] = (), tips: Sequence[str] = ()
 ) -> str:
-    """A figure, drawn in the colours of this module inside `style()`, as an inline SVG element.
+    """A figure, drawn in the colours of this module, as SVG; for what is `styled`.
 
     name: unique on the page, as it prefixes every id; words: the accessible name in a line, and
     alternative text; texts: what placeholder(0), placeholder(1), ... stand for; tips: what is shown
@@ -127,10 +121,10 @@ _LEFT, _GAP, _RIGHT = 0.2, 0.018, 0.985  # of the panels of groups, as fractions
 MOST_LINES = 10  # that a figure can tell apart: figures.mplstyle has the colour and dashes of each
 _FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
 _DASHES = (0, (4, 2))
-_OF_RULES = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
 PER_CENT = ticker.PercentFormatter(1.0, decimals=0, symbol=" %")
 
 
+@styled
 def epsilon_histogram(
     individual: Distribution, worst_case_epsilon: float | None, plural: str = "examples"
 ) -> str:
@@ -138,37 +132,36 @@ def epsilon_histogram(
     edges, counts = np.array(individual.edges), np.array(individual.counts)
     about = {key: shown(individual, key) for key in ("n", "median", "p95")}
     worst, share = format_epsilon(worst_case_epsilon), shown(individual, "share_at_worst_case")
-    with style():
-        figure = new_figure(3.1)
-        top = float(counts.max()) * 1.04
-        left = 0.05 + 0.009 * len(f"{top:,.0f}")  # room for the counts, and their label
-        axes = figure.add_axes((left, 0.18, 0.98 - left, 0.66))
-        centres, widths = (edges[:-1] + edges[1:]) / 2, 0.86 * np.diff(edges)
-        axes.bar(centres, counts, widths, alpha=0.85)
-        for index, centre in enumerate(centres):  # also where a bar is too low to point at
-            axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
-        axes.set(ylim=(0, top), xlim=(edges[0], edges[-1] * 1.012))
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.set(xlabel="individual epsilon", ylabel=plural)
-        if worst_case_epsilon is not None:
-            axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
-            label = f"worst case {worst}: {share} of {plural}"
-            _above(axes, worst_case_epsilon, label, WARN, "right")
-        middle = [individual.median] * 2
-        axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
-        close = individual.median > 0.4 * edges[-1]  # the labels would meet
-        align = "right" if close else "left"
-        _above(axes, individual.median, f"median {about['median']}", INK, align, int(close))
-        texts = format_edges(individual.edges)
-        tips = [
-            f"{low} to {high}: {count:,} {plural if count != 1 else plural[:-1]}"
-            for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
-        ]
-        about |= {"share": share, "bins": str(len(counts)), "last": format_epsilon(edges[-1])}
-        about["line"] = f" of {worst}, marked by a line" if worst_case_epsilon is not None else ""
-        words = text("sentence.figures", "histogram", plural=plural, **about)
-        return to_svg(figure, "histogram", words, tips=tips)
+    figure = new_figure(3.1)
+    top = float(counts.max()) * 1.04
+    left = 0.05 + 0.009 * len(f"{top:,.0f}")  # room for the counts, and their label
+    axes = figure.add_axes((left, 0.18, 0.98 - left, 0.66))
+    centres, widths = (edges[:-1] + edges[1:]) / 2, 0.86 * np.diff(edges)
+    axes.bar(centres, counts, widths, alpha=0.85)
+    for index, centre in enumerate(centres):  # also where a bar is too low to point at
+        axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
+    axes.set(ylim=(0, top), xlim=(edges[0], edges[-1] * 1.012))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set(xlabel="individual epsilon", ylabel=plural)
+    if worst_case_epsilon is not None:
+        axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
+        label = f"worst case {worst}: {share} of {plural}"
+        _above(axes, worst_case_epsilon, label, WARN, "right")
+    middle = [individual.median] * 2
+    axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
+    close = individual.median > 0.4 * edges[-1]  # the labels would meet
+    align = "right" if close else "left"
+    _above(axes, individual.median, f"median {about['median']}", INK, align, int(close))
+    texts = format_edges(individual.edges)
+    tips = [
+        f"{low} to {high}: {count:,} {plural if count != 1 else plural[:-1]}"
+        for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
+    ]
+    about |= {"share": share, "bins": str(len(counts)), "last": format_epsilon(edges[-1])}
+    about["line"] = f" of {worst}, marked by a line" if worst_case_epsilon is not None else ""
+    words = text("sentence.figures", "histogram", plural=plural, **about)
+    return to_svg(figure, "histogram", words, tips=tips)
 
 
 def _above(axes: Axes, x: float, text: str, colour: str, align: str, row: int = 0) -> None:
@@ -177,6 +170,7 @@ def _above(axes: Axes, x: float, text: str, colour: str, align: str, row: int = 
     axes.text(x, 1.034 + 0.081 * row, text, color=colour, ha=align, va="bottom", transform=place)
 
 
+@styled
 def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -> str:
     """Bars of mean epsilon by group (raw, within label, label-standardised) and of test accuracy.
 
@@ -194,31 +188,30 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
     limit = max(worst_case_epsilon or 0.0, pd.concat(epsilons).max()) or 1.0
     panels = {**epsilons, "test accuracy": rows["test_accuracy"]}
     panels = {title: values for title, values in panels.items() if values.notna().any()}
-    with style():
-        height = 0.62 + 0.3 * len(rows)
-        figure = new_figure(height)
-        width = (_RIGHT - _LEFT - _GAP * (len(panels) - 1)) / len(panels)
-        for index, (title, values) in enumerate(panels.items()):
-            left, bottom = _LEFT + index * (width + _GAP), 0.1 / height
-            axes = figure.add_axes((left, bottom, width, 1 - 0.44 / height))
-            if title in epsilons:
-                _bars(axes, values, limit, ACCENT)
-                if worst_case_epsilon is not None:
-                    axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
-            else:
-                _bars(axes, values, 1.0, SECOND)
-            stressed = index == 0 or title not in epsilons
-            axes.set_title(title, fontsize=8.5, color=INK if stressed else MUTED, pad=7)
-            if index == 0:
-                names = list(map(placeholder, range(len(rows))))
-                axes.set_yticks(range(len(rows)), names, color=INK)
-        skipped = len(table.rows) - len(rows)
-        about: dict[str, Any] = {"by": " ".join(table.by.split()), "n": len(rows), "line": ""}
-        about["skipped"] = f" ({skipped} groups not drawn)" if skipped else ""
-        if worst_case_epsilon is not None:
-            worst = format_epsilon(worst_case_epsilon)
-            about["line"] = f"; a line marks the worst case of {worst}"
-        return to_svg(figure, name, text("sentence.figures", "groups", **about), texts=texts)
+    height = 0.62 + 0.3 * len(rows)
+    figure = new_figure(height)
+    width = (_RIGHT - _LEFT - _GAP * (len(panels) - 1)) / len(panels)
+    for index, (title, values) in enumerate(panels.items()):
+        left, bottom = _LEFT + index * (width + _GAP), 0.1 / height
+        axes = figure.add_axes((left, bottom, width, 1 - 0.44 / height))
+        if title in epsilons:
+            _bars(axes, values, limit, ACCENT)
+            if worst_case_epsilon is not None:
+                axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
+        else:
+            _bars(axes, values, 1.0, SECOND)
+        stressed = index == 0 or title not in epsilons
+        axes.set_title(title, fontsize=8.5, color=INK if stressed else MUTED, pad=7)
+        if index == 0:
+            names = list(map(placeholder, range(len(rows))))
+            axes.set_yticks(range(len(rows)), names, color=INK)
+    skipped = len(table.rows) - len(rows)
+    about: dict[str, Any] = {"by": " ".join(table.by.split()), "n": len(rows), "line": ""}
+    about["skipped"] = f" ({skipped} groups not drawn)" if skipped else ""
+    if worst_case_epsilon is not None:
+        worst = format_epsilon(worst_case_epsilon)
+        about["line"] = f"; a line marks the worst case of {worst}"
+    return to_svg(figure, name, text("sentence.figures", "groups", **about), texts=texts)
 
 
 def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> None:
@@ -235,6 +228,7 @@ def _bars(axes: Axes, values: "pd.Series[float]", limit: float, colour: str) -> 
     axes.spines["left"].set_visible(True)
 
 
+@styled
 def epsilon_against_loss(
     loss: LossRelation, worst_case_epsilon: float | None, plural: str = "examples"
 ) -> str:
@@ -243,42 +237,42 @@ def epsilon_against_loss(
     if bins is None or slope is None or intercept is None:
         return ""
     x, y, counts = np.array(bins.loss_edges), np.array(bins.epsilon_edges), np.array(bins.counts)
-    with style():
-        figure = new_figure(4.2)
-        axes = figure.add_axes((0.07, 0.13, 0.91, 0.82))
-        axes.set_xscale("log")
-        cells = [
-            Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
-            for i, j in np.argwhere(counts > 0)
-        ]
-        shades = 0.06 + 0.5 * np.sqrt(counts[counts > 0] / counts.max()).round(1)
-        colours = [(ACCENT, shade) for shade in shades]  # darker where there are more examples
-        axes.add_collection(PatchCollection(cells, facecolors=colours, linewidth=0))
-        enough = counts.sum(axis=1) >= MIN_GROUP
-        centres = np.sqrt(x[:-1] * x[1:])[enough]
-        low, middle, high = np.array([bins.p25, bins.median, bins.p75], float)[:, enough]
-        axes.vlines(centres, low, high, color=INK, linewidth=0.8, alpha=0.55)
-        label = "median and quartiles of a bin"
-        axes.plot(centres, middle, "o-", color=INK, linewidth=1.4, markersize=2.6, label=label)
-        fitted = intercept + slope * np.log(x)
-        fitted[(fitted < 0) | (fitted > y[-1])] = np.nan
-        sign = "+" if slope >= 0 else "−"
-        label = f"{shown(loss, 'intercept')} {sign} {format_number(abs(slope))} ln(loss)"
-        axes.plot(x, fitted, color=SECOND, linewidth=1.6, linestyle=_DASHES, label=label)
-        if worst_case_epsilon is not None:
-            worst = f"worst case {format_epsilon(worst_case_epsilon)}"
-            axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
-        axes.set(xlim=(x[0], x[-1]), ylim=(0, y[-1] * 1.05))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        axes.set(xlabel="loss of the final model (nats, logarithmic)", ylabel="individual epsilon")
-        axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
-        about: dict[str, Any] = {"n": shown(loss, "n"), "plural": plural, "bins": len(counts)}
-        words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **about)
-        return to_svg(figure, "loss", words)
+    figure = new_figure(4.2)
+    axes = figure.add_axes((0.07, 0.13, 0.91, 0.82))
+    axes.set_xscale("log")
+    cells = [
+        Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
+        for i, j in np.argwhere(counts > 0)
+    ]
+    shades = 0.06 + 0.5 * np.sqrt(counts[counts > 0] / counts.max()).round(1)
+    colours = [(ACCENT, shade) for shade in shades]  # darker where there are more examples
+    axes.add_collection(PatchCollection(cells, facecolors=colours, linewidth=0))
+    enough = counts.sum(axis=1) >= MIN_GROUP
+    centres = np.sqrt(x[:-1] * x[1:])[enough]
+    low, middle, high = np.array([bins.p25, bins.median, bins.p75], float)[:, enough]
+    axes.vlines(centres, low, high, color=INK, linewidth=0.8, alpha=0.55)
+    label = "median and quartiles of a bin"
+    axes.plot(centres, middle, "o-", color=INK, linewidth=1.4, markersize=2.6, label=label)
+    fitted = intercept + slope * np.log(x)
+    fitted[(fitted < 0) | (fitted > y[-1])] = np.nan
+    sign = "+" if slope >= 0 else "−"
+    label = f"{shown(loss, 'intercept')} {sign} {format_number(abs(slope))} ln(loss)"
+    axes.plot(x, fitted, color=SECOND, linewidth=1.6, linestyle=_DASHES, label=label)
+    if worst_case_epsilon is not None:
+        worst = f"worst case {format_epsilon(worst_case_epsilon)}"
+        axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
+    axes.set(xlim=(x[0], x[-1]), ylim=(0, y[-1] * 1.05))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
+    axes.set(xlabel="loss of the final model (nats, logarithmic)", ylabel="individual epsilon")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
+    about: dict[str, Any] = {"n": shown(loss, "n"), "plural": plural, "bins": len(counts)}
+    words = text("sentence.figures", "loss", r=shown(loss, "pearson_log_loss"), **about)
+    return to_svg(figure, "loss", words)
 
 
+@styled
 def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
     found = []
@@ -289,24 +283,24 @@ def roc_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     if not found:
         return ""
     lowest = min(min(x, y) for points, _, _ in found for x, y in points)
-    with style():
-        figure = new_figure(3.6)
-        axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
-        ends = [lowest, 1]
-        axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=_DASHES, label="chance")
-        for points, label, colour in found:
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        axes.minorticks_off()
-        axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
-        axes.grid(axis="x")
-        axes.legend(loc="lower right", handlelength=1.8)
-        models = " and ".join(line[1] for line in found)
-        return to_svg(figure, "roc", text("sentence.figures", "roc", models=models))
+    figure = new_figure(3.6)
+    axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
+    ends = [lowest, 1]
+    axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=_DASHES, label="chance")
+    for points, label, colour in found:
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axes.minorticks_off()
+    axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
+    axes.grid(axis="x")
+    axes.legend(loc="lower right", handlelength=1.8)
+    models = " and ".join(line[1] for line in found)
+    return to_svg(figure, "roc", text("sentence.figures", "roc", models=models))
 
 
+@styled
 def schedule(found: ScheduleFindings) -> str:
     """Noise standard deviation and clipping norm by step, and accuracy at checkpoints.
 
@@ -320,20 +314,20 @@ def schedule(found: ScheduleFindings) -> str:
     ]
     if found.curve is not None:
         panels.append(("test accuracy", found.curve.steps, found.curve.test_accuracy))
-    with style():
-        figure = new_figure(2.4)
-        width = 0.88 / len(panels)
-        for index, (title, steps, values) in enumerate(panels):
-            axes = figure.add_axes((0.07 + index * width, 0.2, width - 0.07, 0.62))
-            axes.plot(steps, values)
-            is_share = title == "test accuracy"
-            axes.set(ylim=(0, 1 if is_share else 1.1 * max(values)), xlabel="step", title=title)
-            axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
-            axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
-            axes.yaxis.set_major_formatter(PER_CENT if is_share else "{x:g}")
-        return to_svg(figure, "schedule", text("sentence.figures", "schedule"))
+    figure = new_figure(2.4)
+    width = 0.88 / len(panels)
+    for index, (title, steps, values) in enumerate(panels):
+        axes = figure.add_axes((0.07 + index * width, 0.2, width - 0.07, 0.62))
+        axes.plot(steps, values)
+        is_share = title == "test accuracy"
+        axes.set(ylim=(0, 1 if is_share else 1.1 * max(values)), xlabel="step", title=title)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
+        axes.yaxis.set_major_formatter(PER_CENT if is_share else "{x:g}")
+    return to_svg(figure, "schedule", text("sentence.figures", "schedule"))
 
 
+@styled
 def norms_over_training(drivers: Drivers) -> str:
     """Median norm by class and share of clipped examples over training.
 
@@ -342,72 +336,33 @@ def norms_over_training(drivers: Drivers) -> str:
     if len(drivers.steps) < 2 or not 0 < len(drivers.classes) <= MOST_LINES:
         return ""
     medians = np.array(drivers.median_norm, float)
-    with style():
-        figure = new_figure(3.3)
-        norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
-        clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
-        for index, shares in enumerate(np.array(drivers.clipped_share_by_class, float)):
-            norms.plot(drivers.steps, medians[index])
-            clipped.plot(drivers.steps, shares, linewidth=1.2, label=placeholder(index))
-        every = drivers.clipped_share
-        clipped.plot(drivers.steps, every, ":", color=INK, linewidth=2.0, label="all examples")
-        norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
-        for axes in (norms, clipped):
-            axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-            axes.set_xlabel("step")
-        norms.set_title("median norm over max_grad_norm")
-        clipped.set(title="share of examples clipped", ylim=(0, 1))
-        clipped.yaxis.set_major_formatter(PER_CENT)
-        legend = clipped.get_legend_handles_labels()
-        figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
-        low, high = np.nanmin(medians), np.nanmax(medians)
-        if low > 0:
-            norms.set_yscale("log")
-            if max(1.0, high) < 10**_FEW_DECADES * min(1.0, low):
-                norms.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-            norms.yaxis.set_major_formatter("{x:g}")
-            norms.minorticks_off()
-        about = {"classes": len(drivers.classes), "records": len(drivers.steps)}
-        words = text("sentence.figures", "norms", **about)
-        return to_svg(figure, "drivers", words, texts=drivers.classes)
-
-
-def fidelity_against_k(rows: Sequence[Fidelity], plural: str = "examples") -> str:
-    """Errors and share under-reported against K, one colour a rule; "" with fewer than two K."""
-    rows = sorted((row for row in rows if not row.is_this_log), key=lambda row: row.every)
-    if len({row.every for row in rows}) < 2:
-        return ""
-    with style():
-        figure = new_figure(3.3)
-        error = figure.add_axes((0.07, 0.17, 0.41, 0.68))
-        share = figure.add_axes((0.575, 0.17, 0.41, 0.68))
-        curves = (
-            (error, "o--", 1.2, "p95_absolute", "95th percentile"),
-            (error, "o-", 1.6, "mean_absolute", "mean"),
-            (share, "o--", 1.2, "share_under", "by any amount"),
-            (share, "o-", 1.6, "share_under_1_percent", "by more than 1 %"),
-        )
-        for rule in dict.fromkeys(row.between_records for row in rows):
-            line = [row for row in rows if row.between_records == rule]
-            for axes, shape, width, field, what in curves:
-                points = [row.epochs for row in line], [getattr(row, field) for row in line]
-                label = f"{rule.replace('_', ' ')}: {what}"
-                (curve,) = axes.plot(*points, shape, label=label, markersize=3, linewidth=width)
-                curve.set_color(_OF_RULES[rule])
-        for axes, title in (
-            (error, "absolute error of epsilon"),
-            (share, f"share of {plural} under-reported"),
-        ):
-            axes.set(xscale="log", xlabel="K, in epochs", title=title)
-            axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({row.epochs for row in rows})))
-            axes.xaxis.set_major_formatter("{x:.2g}")
-            axes.minorticks_off()
-            axes.set_ylim(bottom=0)
-            axes.legend(loc="best", handlelength=2.2, fontsize=7.5)
-        share.set_ylim(0, 1)
-        share.yaxis.set_major_formatter(PER_CENT)
-        error.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        return to_svg(figure, "fidelity", text("sentence.figures", "fidelity", plural=plural))
+    figure = new_figure(3.3)
+    norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
+    clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
+    for index, shares in enumerate(np.array(drivers.clipped_share_by_class, float)):
+        norms.plot(drivers.steps, medians[index])
+        clipped.plot(drivers.steps, shares, linewidth=1.2, label=placeholder(index))
+    every = drivers.clipped_share
+    clipped.plot(drivers.steps, every, ":", color=INK, linewidth=2.0, label="all examples")
+    norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
+    for axes in (norms, clipped):
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        axes.set_xlabel("step")
+    norms.set_title("median norm over max_grad_norm")
+    clipped.set(title="share of examples clipped", ylim=(0, 1))
+    clipped.yaxis.set_major_formatter(PER_CENT)
+    legend = clipped.get_legend_handles_labels()
+    figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
+    low, high = np.nanmin(medians), np.nanmax(medians)
+    if low > 0:
+        norms.set_yscale("log")
+        if max(1.0, high) < 10**_FEW_DECADES * min(1.0, low):
+            norms.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        norms.yaxis.set_major_formatter("{x:g}")
+        norms.minorticks_off()
+    about = {"classes": len(drivers.classes), "records": len(drivers.steps)}
+    words = text("sentence.figures", "norms", **about)
+    return to_svg(figure, "drivers", words, texts=drivers.classes)
 
 
 # By the name that a template gives.
@@ -417,7 +372,6 @@ FIGURES: Mapping[str, Callable[..., str]] = {
     "groups": group_bars,
     "loss": epsilon_against_loss,
     "roc": roc_curves,
-    "fidelity": fidelity_against_k,
     "schedule": schedule,
 }
 

@@ -125,5 +125,4 @@ CONSTANTS: dict[str, Any] = {
     "rungs": RUNGS,
     "same": comparison.SAME,
     "stated_floor": distribution.STATED_FLOOR,
-    "top_share": comparison.TOP_SHARE,
 }

@@ -521,7 +521,10 @@ def _print(page: _Rendering, text: str, console: Console, key_width: int) -> Non
                 end = next(i for i, each in enumerate(inside) if each.type == "strong_close") + 1
                 key, rest = _styled(inside[:end], style), _styled(inside[end:], style)
                 rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
-                _print_beside(key, rest, console, max(key_width, cell_len(key.plain) + 1))
+                if cell_len(key.plain) >= key_width:  # a long one has a line of its own
+                    console.print(key, soft_wrap=True)
+                    key = Text()
+                _print_beside(key, rest, console, key_width)
             elif bullet:
                 _print_beside(Text(bullet, style=style), _styled(inside, style), console, 2)
             else:
@@ -571,12 +574,20 @@ class Page:
     meta: str
     values: Mapping[str, Any]
 
-    def html(self, beside: Mapping[str, Any] | None = None) -> str:
+    def html(
+        self,
+        pictures: Mapping[Any, str] | None = None,
+        reconstructed: Mapping[str, str] | None = None,
+        search_data: Markup | None = None,
+    ) -> str:
         """One HTML page without outside requests, whose policy allows one script: ours.
 
-        beside: what blocks of a page alone show: pictures, reconstructed, search_data.
+        pictures: data URIs by example id; reconstructed: of pictures above their reconstructions,
+        by attack; search_data: of `indpriv.report.report`. Without them, no example and no epsilon
+        of one is on the page.
         """
-        made = _Rendering("html", beside or {})
+        beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search_data}
+        made = _Rendering("html", beside)
         script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
         body = made.html(made.text(self.template, self.values)) + made.end

@@ -46,29 +46,8 @@ _ROOM = _WIDTH - _KEY_WIDTH
 _OF_A_RUN = ("batch", "contribution", "noise", "update", "settings", "source", "start")
 
 
-def render_audit(
-    audit: Audit,
-    pictures: Mapping[Any, str] | None = None,
-    search: Markup | None = None,
-    reconstructed: Mapping[str, str] | None = None,
-    since: Audit | None = None,
-) -> str:
-    """The page of an audit, with every text of the data escaped.
-
-    pictures: data URIs by example id, from `indpriv.report.figures`; search: from `search_data`.
-    Without them, no example and no epsilon of one is on the page. reconstructed: data URIs of
-    pictures above their reconstructions, by attack; since: an earlier audit to compare with.
-    """
-    beside = {"pictures": pictures, "reconstructed": reconstructed, "search_data": search}
-    return _page_of(audit, since).html(beside)
-
-
-def markdown_audit(audit: Audit, since: Audit | None = None) -> str:
-    """The report of an audit as Markdown, without figures and what the page folds away."""
-    return _page_of(audit, since).markdown()
-
-
-def _page_of(audit: Audit, since: Audit | None) -> Page:
+def audit_page(audit: Audit, since: Audit | None = None) -> Page:
+    """The report of an audit; since: an earlier one to compare it with."""
     run = audit.run
     return Page(
         "report",

@@ -10,7 +10,7 @@ from indpriv.analysis import summary as registry
 from indpriv.analysis.summary import Audit, findings, keys
 from indpriv.audit.gate import judge
 from indpriv.report import page
-from indpriv.report.report import markdown_audit
+from indpriv.report.report import audit_page
 from summaries import summary_of
 from synthetic import small_run
 
@@ -55,7 +55,7 @@ def test_a_new_finding_is_found_stored_shown_and_watched():
     assert found.shortest == found.groups[0].rows["mean"].min() > 0  # it asked for the groups
     content = json.loads(json.dumps(found.to_json()))
     assert Audit.from_json(content).shortest == found.shortest
-    assert "The shortest has" in markdown_audit(found)
+    assert "The shortest has" in audit_page(found).markdown()
     assert f"The smallest is {found.shortest:.1f}." in registry.notes_of(found)
     name = "somebody has a privacy loss"
     failed = [one.name for one in judge({**content, "shortest": 0.0}, {}) if not one.passed]

@@ -1,9 +1,9 @@
 import pytest
 
 import indpriv.analysis.fidelity
-import indpriv.audit.audit_directory
 from indpriv._files import write_json
 from indpriv.audit import audit
+from indpriv.report.page import Page
 from synthetic import small_run, write_run
 
 DELTA = 1e-5
@@ -16,9 +16,7 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.analysis.fidelity, "RULES", ())
     monkeypatch.setattr(indpriv.analysis.fidelity, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(indpriv.analysis.fidelity, "_DRAWN", 1)
-    monkeypatch.setattr(
-        indpriv.audit.audit_directory, "render_audit", lambda summary, *_: summary.name
-    )
+    monkeypatch.setattr(Page, "html", lambda page, *_: page.name)
 
 
 @pytest.fixture(scope="package")

@@ -17,7 +17,7 @@ from indpriv.analysis.fidelity import free_fidelity
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from indpriv.report.report import print_audit, render_audit
+from indpriv.report.report import audit_page, print_audit
 from summaries import run_of
 from synthetic import people, session_counts, write_run
 
@@ -55,7 +55,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
     assert document["batch_norms"]["n_entries"] == expected.n_entries
     console = Console(file=io.StringIO(), width=200)
     print_audit(summary, console, verbose=True)
-    screen, page = console.file.getvalue(), render_audit(summary)
+    screen, page = console.file.getvalue(), audit_page(summary).html()
     for text in (screen, page):
         assert f"{expected.n_entries:,}" in text
         assert f"{expected.unbiased_mean_rdp:.4g}" in text
@@ -65,7 +65,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
 def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
     assert summary.batch_norms is None
-    assert "Batch norms" not in render_audit(summary)
+    assert "Batch norms" not in audit_page(summary).html()
 
 
 def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path):

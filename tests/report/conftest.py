@@ -198,7 +198,14 @@ BATCH_NORMS = {
     "share_under_1_percent": 0.05, "order": 12.0, "mean_rdp": 0.5, "rdp_bias": 0.01,
     "rdp_bias_error": 0.001, "unbiased_mean_rdp": 0.49, "standard_error": 0.01,
 }  # fmt: skip
-EXACTNESS = Exactness(1_000_000, 2**-10, 2**-8, 4.1e-5, 0.0032, 1_000_000, None, 0.00098, 20_000)
+EXACTNESS = Exactness(
+    1_000_000,
+    2**-10,
+    related=1_000_000,
+    attacked_members=1_000_000,
+    attacked_nonmembers=None,
+    compared=20_000,
+)
 
 
 def moved(audit, epsilon=(0.0, 2.0)):
@@ -305,10 +312,6 @@ def audits_of(run, summary):
         "void curve": moved(summary, epsilon=[]),
         "exactness": summary.replace(exactness=EXACTNESS),
         "tight beside": summary.replace(tightness=Tightness(2.5, 200, 0.5, 0.6)),
-        "tight": summary.replace(
-            account=replace(summary.account, accountant="pld"),
-            tightness=Tightness(2.5, 200, 0.5, 0.5, n_bracketed=8, above=0.004),
-        ),
         "estimate": with_content(summary, **estimate, fidelity=[own]),
         "fewer records": with_content(summary, **estimate, fidelity=[], sensitivity=[FEWER]),
         "unknown": with_content(summary, **estimate, fidelity=[]),

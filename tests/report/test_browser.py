@@ -13,7 +13,7 @@ import pytest
 
 from indpriv.errors import InputError
 from indpriv.report import page as pages
-from indpriv.report.report import render_audit
+from indpriv.report.report import audit_page
 
 BROWSER = pages.find_browser()
 needs_browser = pytest.mark.skipif(
@@ -50,7 +50,7 @@ addEventListener("message", e => document.title = e.data)
 
 @pytest.fixture(scope="module")
 def page(summary):
-    return render_audit(summary)
+    return audit_page(summary).html()
 
 
 def browse(folder, *options):

@@ -16,7 +16,7 @@ from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import page as pages
-from indpriv.report.report import CLIPPED, norms_in_per_cent, render_audit, search_data
+from indpriv.report.report import CLIPPED, audit_page, norms_in_per_cent, search_data
 from summaries import CHECKS, audit_of
 from synthetic import epsilon_table, rows
 
@@ -76,7 +76,7 @@ def people(n, ids):
 
 
 def page_of(log, table, frame, summary):
-    return render_audit(summary, search=search_data(summary, log, table, frame))
+    return audit_page(summary).html(search_data=search_data(summary, log, table, frame))
 
 
 @needs_browser
@@ -138,7 +138,7 @@ def test_a_click_on_a_head_sorts_and_the_third_click_restores(summary, tmp_path)
     const sorted = k => table.tHead.rows[0].cells[k].getAttribute("aria-sort");
     for (const k of [1, 1, 1, 0, 0]) { button(k).click(); found.push([sorted(k), column(table, k)]); }
     report([column(table, 1).length, found, document.querySelectorAll("[aria-sort]").length]);"""
-    (n, found, marked), console = clicked(tmp_path, render_audit(summary), script)
+    (n, found, marked), console = clicked(tmp_path, audit_page(summary).html(), script)
     assert console == []
     counts = [[int(text.replace(",", "")) for text in texts] for _, texts in found[:3]]
     assert [order for order, _ in found] == [
@@ -161,7 +161,7 @@ def test_a_bar_tells_its_count_under_the_pointer(summary, tmp_path):
     }
     document.body.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
     report([found, document.querySelector(".bubble").hidden]);"""
-    (texts, hidden), _ = clicked(tmp_path, render_audit(summary), script)
+    (texts, hidden), _ = clicked(tmp_path, audit_page(summary).html(), script)
     counts = [int(re.search(r": ([\d,]+) examples?$", text)[1]) for text in texts]
     assert counts == list(summary.individual.counts)
     assert hidden
@@ -179,14 +179,14 @@ def test_no_text_of_a_figure_is_cut_off(summary, tmp_path):
         return own.left < box.left - 1 || own.right > box.right + 1;
       }).map(text => figure.id + text.textContent);
     }));"""
-    assert clicked(tmp_path, render_audit(summary), script)[0] == []
+    assert clicked(tmp_path, audit_page(summary).html(), script)[0] == []
 
 
 @needs_browser
 @pytest.mark.parametrize(("medium", "width"), [("screen", 1200), ("print", 673)])
 def test_no_table_is_cut_off(summary, medium, width, tmp_path):
     """673 pixels are the width of A4 without its margins; scrolling does not help on paper."""
-    page = render_audit(summary)
+    page = audit_page(summary).html()
     if medium == "print":
         page = page.replace("@media print", "@media screen")
     script = f"""const wide = [...document.querySelectorAll(".scroll table")]
@@ -209,14 +209,14 @@ def test_a_folded_section_opens_when_it_is_asked_for_and_words_tell_their_meanin
       word.blur();
       report([before, folded.open, ...told, bubble.hidden]);
     }, 200);"""
-    found, console = clicked(tmp_path, render_audit(summary), script)
+    found, console = clicked(tmp_path, audit_page(summary).html(), script)
     assert console == []
     assert found == [False, True, False, True, True]
 
 
 @needs_browser
 def test_the_policy_refuses_every_script_but_ours(summary, tmp_path):
-    page = render_audit(summary)
+    page = audit_page(summary).html()
     other = page.replace("</body>", "<script>document.title = '1'</script></body>")
     found, console = clicked(tmp_path, other, "report(document.title);")
     assert found.startswith("Privacy audit")
@@ -224,7 +224,7 @@ def test_the_policy_refuses_every_script_but_ours(summary, tmp_path):
 
 
 def test_without_examples_the_page_has_no_search(summary):
-    page = render_audit(summary)
+    page = audit_page(summary).html()
     assert 'id="search"' not in page
     assert "epsilon.parquet" in page
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 import indpriv
 from indpriv._formatting import formatted
-from indpriv._plain import column, columns_of, form_of, from_json, shown, to_json
+from indpriv._plain import column, columns_of, form_of, shown
 from indpriv.analysis.attacks.rates import achieved, parts
 from indpriv.analysis.distribution import Distribution
-from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import FIXED, RATES, column_at, keys, table
 from indpriv.audit.gate import LIMITS
@@ -60,13 +59,6 @@ def test_every_column_says_all_five():
         if one.form and one.form != "each":
             assert formatted(SAMPLES[one.kind], one.form), (of, name)
             assert formatted(None, one.form) == "–", (of, name)
-
-
-def test_an_epsilon_may_be_more_than_twice_its_lower_end():
-    """An audit of tiny epsilons could be written, but not read again."""
-    found = Tightness(worst_case=1.0, n=1, median=1.0, median_told=1.0, n_bracketed=1, above=1.5001)
-    assert from_json(Tightness, to_json(found)) == found
-    assert shown(found, "above") == "150.1 %"
 
 
 @pytest.mark.parametrize("name", ["reference", "worst_case_reference"])

@@ -4,7 +4,7 @@ import numpy as np
 from rich.console import Console
 
 from indpriv.analysis.groups import group_tables
-from indpriv.report.page import Table, render_markdown
+from indpriv.report.page import Table, print_page, render_markdown
 from synthetic import epsilon_table, rows
 
 
@@ -31,6 +31,17 @@ def test_a_narrow_terminal_cuts_no_figure():
         out = io.StringIO()
         made.print(Console(file=out, width=width))
         assert out.getvalue().split() == ["a", "b", "c", "1" * 20, "2" * 20, "3" * 20]
+
+
+def test_a_long_name_of_a_condition_has_a_line_of_its_own():
+    row = {"passed": True, "found": "2.10", "asked": "at most 3", "known": "recomputed"}
+    conditions = [row | {"name": name} for name in ("guarantee", "mean epsilon " * 4 + "by sex")]
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    print_page("gate", console, key_width=40, passed=True, conditions=conditions)
+    _, short, _, name, found, _ = out.getvalue().splitlines()
+    assert short.index("passed") == found.index("passed") == 40
+    assert name == conditions[1]["name"]
 
 
 def test_show_names_groups_without_training_examples_in_one_line():

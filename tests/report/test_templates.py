@@ -11,7 +11,7 @@ from rich.console import Console
 from indpriv.analysis.summary import findings
 from indpriv.report.formats import TEMPLATES
 from indpriv.report.page import environment
-from indpriv.report.report import markdown_audit, print_audit, render_audit
+from indpriv.report.report import audit_page, print_audit
 
 pytestmark = pytest.mark.slow  # tracing takes a minute
 
@@ -57,10 +57,10 @@ def met(audits):
     try:
         for name, audit in audits.items():
             since = audits["declared"] if name in ("plain", "void") else None
-            texts = [markdown_audit(audit, since), printed(audit, report="r/report.html")]
+            texts = [audit_page(audit, since).markdown(), printed(audit, report="r/report.html")]
             texts.append(printed(audit, verbose=True))
             if name in FIGURES:
-                texts.append(render_audit(audit, reconstructed={"row": "data:,"}, since=since))
+                texts.append(audit_page(audit, since=since).html(reconstructed={"row": "data:,"}))
             assert all("{{" not in text and "{%" not in text for text in texts), name
     finally:
         sys.settrace(before)

@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv.analysis.statistics import means_by_cell, ones
+from indpriv.analysis.statistics import means_by_cell
 
 RNG = np.random.default_rng
 
 
 def means_of(values, cells):
     values, cells = np.asarray(values, float), np.asarray(cells)
-    return means_by_cell(values, ones(values), cells, int(cells.max()) + 1)
+    return means_by_cell(values, np.ones(len(values), np.int64), cells, int(cells.max()) + 1)
 
 
 def test_estimates_and_errors_are_the_textbooks():
