@@ -3,14 +3,13 @@
 The models are trained on random subsets of the examples, so that attacks can compare a model with
 others that were trained with an example, or without it. Models are not kept, only their signals.
 
-They lie in an .npz, or in a folder that grows model by model: `member.u8` and a file for each
-signal, such as `confidence.f32`, hold one row of n_examples for each model, little-endian, without
-a header. `signals.json` says how many rows count, with a checksum of each; it is replaced
-atomically, so that a model is there whole or not at all. `ids.npz` names the examples.
+They lie in a folder that grows model by model: `member.u8` and a file for each signal, such as
+`confidence.f32`, hold one row of n_examples for each model, little-endian, without a header.
+`signals.json` says how many rows count, with a checksum of each; it is replaced atomically, so that
+a model is there whole or not at all. `ids.npz` names the examples.
 """
 
 import io
-import json
 import math
 import os
 import zlib
@@ -27,7 +26,7 @@ from scipy import stats
 from indpriv import _checks, _files
 from indpriv._facts import damaged, refused, text
 from indpriv._folders import make_folder, open_file, refuse_links
-from indpriv._reading import Whole, check, named, parse_json, read_npz, table
+from indpriv._reading import Whole, check, named, read_npz, table
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
 
@@ -220,10 +219,10 @@ class AttackSignals:
         return float(stats.hypergeom.sf(both - 1, n, n_a, n_b)) < _BY_CHANCE  # Fisher's exact test
 
     def save(self, path: Path) -> None:
-        """Write an .npz file without pickles, which only the owner can read (0600)."""
-        ids = {"example_ids": self.example_ids, "unit_ids": self.unit_ids}
-        facts = np.array(json.dumps(self.facts))
-        write_arrays(path, signal=self.signal, member=self.member, **ids, facts=facts)
+        """Write a new folder, whose signals are called "confidence"; only its owner can read it."""
+        new_folder(path, self.example_ids, self.facts, unit_ids=self.unit_ids)
+        for signal, member in zip(self.signal, self.member, strict=True):
+            add_model(path, {CONFIDENCE: signal}, member)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -232,13 +231,11 @@ class AttackSignals:
 
     @classmethod
     def open(cls, path: str | Path) -> "AttackSignals":
-        """Read the confidences in a folder of `train_references` (memory-mapped), or an .npz.
-
-        An .npz has the arrays signal, member and optionally example_ids and unit_ids.
+        """Read the confidences in a folder of `train_references` or `save`, memory-mapped.
 
         Raises:
-            InputError: no such file, or arrays that do not match.
-            EvidenceError: a damaged file, or one that would run code.
+            InputError: no such folder, or arrays that do not match.
+            EvidenceError: a damaged file.
         """
         return open_signals(path)[CONFIDENCE]
 
@@ -279,42 +276,27 @@ def from_losses(loss: ArrayLike) -> FloatArray:
 
 
 def is_signals(path: str | Path) -> bool:
-    """Whether these are signals of `train_references`: an .npz, or a folder."""
-    path = Path(path)
-    of_folder = (path / _JSON).is_file() or (path / CONFIDENCE / _JSON).is_file()
-    return path.is_file() if path.suffix == ".npz" else of_folder
+    """Whether this is a folder of `train_references`."""
+    return any((Path(path) / of / _JSON).is_file() for of in ("", CONFIDENCE))
 
 
 def open_signals(path: str | Path) -> dict[str, AttackSignals]:
-    """The signals in a folder of `train_references` by name, or one file of "confidence".
-
-    Errors are those of `AttackSignals.open`.
-    """
+    """The signals in a folder by name; errors are those of `AttackSignals.open`."""
     path = Path(path)
-    if path.is_dir():
-        content, of_rows = read_folder(path)
-        models, n = content["models"], len(of_rows["example_ids"])
-        if not models:
-            raise InputError(f"{path} holds no model yet; run train_references again")
-        rows = {name: _rows(path, name, models, n) for name in _ROWS if name in models[0]["crc32"]}
-        member = rows.pop("member").view(np.bool_)
-        with named(path):
-            more: dict[str, Any] = {**of_rows, **content["facts"]}
-            return {
-                name: AttackSignals(signal, member, **more | SERIES[name])
-                for name, signal in rows.items()
-            }
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; pass one of train_references, or an .npz")
-    found = read_npz(path)
+    if not path.is_dir():
+        raise refused("refusal.signals", "no_folder", path=path)
+    content, of_rows = read_folder(path)
+    models, n = content["models"], len(of_rows["example_ids"])
+    if not models:
+        raise InputError(f"{path} holds no model yet; run train_references again")
+    rows = {name: _rows(path, name, models, n) for name in _ROWS if name in models[0]["crc32"]}
+    member = rows.pop("member").view(np.bool_)
     with named(path):
-        facts = parse_json(str(found["facts"]).encode()) if "facts" in found else {}
-        missing = [name for name in ("signal", "member") if name not in found]
-        if missing:
-            raise InputError(f"{path} lacks the array {' and '.join(missing)}")
-        signal, member, ids = found["signal"], found["member"], found.get("example_ids")
-        facts["unit_ids"] = found.get("unit_ids")
-        return {CONFIDENCE: AttackSignals.from_arrays(signal, member, ids, **facts)}
+        more: dict[str, Any] = {**of_rows, **content["facts"]}
+        return {
+            name: AttackSignals(signal, member, **SERIES[name] | more)
+            for name, signal in rows.items()
+        }
 
 
 def new_folder(

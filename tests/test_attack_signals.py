@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,31 +17,26 @@ from indpriv.errors import EvidenceError, InputError
 from synthetic import signals_with_effect
 
 
-def folder_of(signals, path):
-    new_folder(path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids)
-    for model in range(signals.n_models):
-        add_model(path, {"confidence": signals.signal[model]}, signals.member[model])
-
-
-@pytest.mark.parametrize("kind", ["npz", "folder"])
+@pytest.mark.parametrize("kind", ["confidence", "other"])
 def test_what_is_written_is_read(tmp_path, kind):
     signals = signals_with_effect(
         1.0, 3, 8, unit_ids=np.arange(8).astype(str), share=0.4, fingerprint="abc", audited=1
     )
-    path = tmp_path / "signals.npz" if kind == "npz" else tmp_path / "signals"
-    signals.save(path) if kind == "npz" else folder_of(signals, path)
+    signals, path = replace(signals, kind=kind), tmp_path / "signals"
+    signals.save(path)
     found = AttackSignals.open(path)
     for name in ("signal", "member", "example_ids", "unit_ids"):
         assert np.array_equal(getattr(found, name), getattr(signals, name)), name
     assert found.facts == signals.facts
-    files = [path] if kind == "npz" else list(path.iterdir())
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
-    assert isinstance(found.signal, np.memmap) == (kind == "folder")
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in path.iterdir())
+    assert isinstance(found.signal, np.memmap)
+    with pytest.raises(InputError, match="choose another folder"):
+        signals.save(path)
 
 
 def test_a_row_that_was_cut_short_does_not_count(tmp_path):
     signals = signals_with_effect(1.0, 3, 8)
-    folder_of(signals, tmp_path / "s")
+    signals.save(tmp_path / "s")
     with (tmp_path / "s" / "confidence.f32").open("ab") as file:
         file.write(b"half a row")  # as if the process had ended here
     assert np.array_equal(AttackSignals.open(tmp_path / "s").signal, signals.signal)
@@ -50,7 +47,7 @@ def test_a_row_that_was_cut_short_does_not_count(tmp_path):
 
 
 def test_damage_is_found(tmp_path):
-    folder_of(signals_with_effect(1.0, 3, 8), tmp_path / "s")
+    signals_with_effect(1.0, 3, 8).save(tmp_path / "s")
     content = bytearray((tmp_path / "s" / "confidence.f32").read_bytes())
     content[40] ^= 1
     (tmp_path / "s" / "confidence.f32").write_bytes(content)
@@ -125,25 +122,21 @@ def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):
         AttackSignals.open(tmp_path / "s")
     with pytest.raises(InputError, match="holds no signals"):
         new_folder(tmp_path, np.arange(3), {})
-    with pytest.raises(InputError, match="does not exist"):
-        AttackSignals.open(tmp_path / "none.npz")
+    with pytest.raises(InputError, match=r"none is no folder of signals; .*save\(FOLDER\)"):
+        AttackSignals.open(tmp_path / "none")
 
 
-def test_users_arrays_and_pickles(tmp_path):
-    np.savez(tmp_path / "mine.npz", signal=[[0.5, 1.5]], member=[[1, 0]])
-    found = AttackSignals.open(tmp_path / "mine.npz")
+def test_pickles_are_not_read(tmp_path):
+    AttackSignals.from_arrays([[0.5, 1.5]], [[1, 0]]).save(tmp_path / "s")
+    found = AttackSignals.open(tmp_path / "s")
     assert (found.signal.dtype, found.member.tolist()) == (np.float32, [[True, False]])
     assert found.example_ids.tolist() == [0, 1]
-    np.savez(tmp_path / "lacks.npz", signal=[[0.5]])
-    with pytest.raises(InputError, match="lacks the array member"):
-        AttackSignals.open(tmp_path / "lacks.npz")
-    evil = np.array([object()], dtype=object)
-    np.savez(tmp_path / "evil.npz", signal=[[0.5]], member=[[1]], example_ids=evil)
+    np.savez(tmp_path / "s" / "ids.npz", example_ids=np.array([object()], dtype=object))
     with pytest.raises(EvidenceError, match="without pickles"):
-        AttackSignals.open(tmp_path / "evil.npz")
-    (tmp_path / "bad.npz").write_bytes(b"PK")
+        AttackSignals.open(tmp_path / "s")
+    (tmp_path / "s" / "ids.npz").write_bytes(b"PK")
     with pytest.raises(EvidenceError, match="is damaged"):
-        AttackSignals.open(tmp_path / "bad.npz")
+        AttackSignals.open(tmp_path / "s")
 
 
 SIGNAL, MEMBER = np.zeros((2, 3)), np.array([[1, 0, 1], [0, 0, 1]])

@@ -284,8 +284,8 @@ def read_references(
 ) -> tuple[Mapping[str, AttackSignals], tuple[str, ...]]:
     """The signals in a folder, by name, and what could not be checked about them, in sentences.
 
-    path: a folder of `train_references(..., audited=...)`, or an .npz file; None for none. run_dir,
-    examples: the run that is attacked. InputError for signals of other data or of another run.
+    path: a folder of `train_references(..., audited=...)`; None for none. run_dir, examples: the
+    run that is attacked. InputError for signals of other data or of another run.
     """
     if path is None:
         return {}, ()

@@ -86,10 +86,9 @@ def known_texts(
     if kept.dtype != np.bool_:
         raise refused("refusal.language", "coins", found=kept.dtype)
     _check_lengths(len(rows), member=kept, texts=texts)
-    tokens, least = list(_tokens(model, rows)), []
-    for column in (0, 1):
-        each = [np.sort(one[:, column])[: max(1, int(share * len(one)))] for one in tokens]
-        least.append(np.array([values.mean() for values in each]))
+    tokens = list(_tokens(model, rows))
+    least = (np.sort(one[:, :2], axis=0)[: max(1, int(share * len(one)))] for one in tokens)
+    both = np.array([of.mean(axis=0) for of in least])
     after = None
     if prefix is not None:
         before = np.asarray(prefix).reshape(-1)
@@ -97,10 +96,10 @@ def known_texts(
         after = _means(each[1 - len(row) :] for each, row in zip(longer, rows, strict=True))
     sizes = [len(zlib.compress(text.encode())) for text in texts or ()]
     return KnownTexts(
-        kept,
-        _means(tokens),
-        least[0],
-        least[1],
+        member=kept,
+        mean=_means(tokens),
+        least=both[:, 0],
+        standardised=both[:, 1],
         compressed=None if texts is None else np.array(sizes, np.float64),
         reference=None if reference is None else _means(_tokens(reference, rows)),
         after=after,

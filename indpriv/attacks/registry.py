@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from indpriv._columns import groupable_columns, grouping_of, to_floats
 from indpriv._facts import refused
@@ -222,21 +223,18 @@ def _features(frame: pd.DataFrame, used: BoolArray) -> FloatArray:
     rows then gets their mean. Otherwise values that only training examples have, as of a split by
     year, would give members away without the model.
     """
-    columns = [np.empty((0, len(frame)))]
-    for name in groupable_columns(frame):
-        values = frame[name]
-        if values.nunique() <= _MOST_VALUES:
-            columns.append(pd.get_dummies(values.astype(str)).to_numpy(np.float64).T)
-        elif pd.api.types.is_numeric_dtype(values):
-            numbers = to_floats(values)
-            finite = np.isfinite(numbers)
-            numbers = np.where(finite, numbers, numbers[finite].mean() if finite.any() else 0.0)
-            columns.append((numbers - numbers.mean())[None] / (numbers.std() or 1.0))
-    features = np.ascontiguousarray(np.concatenate(columns).T)
+    columns = groupable_columns(frame)
+    few = [name for name in columns if frame[name].nunique() <= _MOST_VALUES]
+    many = [name for name in columns if name not in few and is_numeric_dtype(frame[name])]
+    numbers = pd.DataFrame({name: to_floats(frame[name]) for name in many}, index=frame.index)
+    numbers = numbers.replace([np.inf, -np.inf], np.nan)
+    numbers = numbers.fillna(numbers.mean()).fillna(0.0)
+    numbers = (numbers - numbers.mean()) / numbers.std(ddof=0).replace(0.0, 1.0)
+    features = np.hstack([pd.get_dummies(frame[few].astype(str), dtype=np.float64), numbers])
     fitted = features[used]
-    np.clip(features, fitted.min(axis=0), fitted.max(axis=0), out=features)
-    features -= fitted.mean(axis=0)
-    return features
+    return np.asarray(
+        np.clip(features, fitted.min(axis=0), fitted.max(axis=0)) - fitted.mean(axis=0)
+    )
 
 
 def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:

@@ -30,6 +30,6 @@ from indpriv.recording.norms.norm_pass import (
 from indpriv.recording.opacus.draws import TruncatedPoissonSampler as TruncatedPoissonSampler
 from indpriv.recording.random_states import private_generator as private_generator
 from indpriv.recording.recorder import Recorder as Recorder
+from indpriv.recording.references import crafted_canaries as crafted_canaries
 from indpriv.recording.references import references_for_run as references_for_run
-from indpriv.recording.released import crafted_canaries as crafted_canaries
-from indpriv.recording.released import released_model as released_model
+from indpriv.recording.references import released_model as released_model

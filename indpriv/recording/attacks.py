@@ -227,7 +227,7 @@ class WhiteBox(RunAttack):
         # The noisy sum less what the examples of the batch should have added.
         left = torch.cat(
             [
-                (torch.zeros_like(p) if p.grad is None else p.grad.detach()).flatten()
+                (torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten()
                 for p in trained
             ]
         )
@@ -237,15 +237,16 @@ class WhiteBox(RunAttack):
             passes.update()
             for rows in attacked.train.batches(size, draw.positions):
                 if len(batch := Batch(*rows)):
-                    gradients, norms = _with_norms(passes.flat_gradients(batch))
-                    left = left - torch.as_tensor(_clip_factors(norms, clip)).to(left) @ gradients
+                    _, factors = _clipped(gradients := passes.flat_gradients(batch), clip)
+                    left = left - torch.as_tensor(factors).to(left) @ gradients
             others = attacked.test.batches(size, self._others) if attacked.test else ()
             for rows in chain(attacked.train.batches(size, self._members), others):
-                gradients, norms = _with_norms(passes.flat_gradients(Batch(*rows)))
+                gradients = passes.flat_gradients(Batch(*rows))
+                norms, factors = _clipped(gradients, clip)
                 part = slice(start, start := start + len(norms))
                 products = (gradients @ left).double().cpu().numpy()
                 scale = np.where(norms > 0, norms, 1.0) * clip * setting.noise_multiplier
-                relative = norms * _clip_factors(norms, clip) / clip
+                relative = norms * factors / clip
                 self._evidence[part] += log_likelihood_ratio(
                     products / scale + drawn[part] * relative / setting.noise_multiplier,
                     relative_norm=relative,
@@ -266,13 +267,10 @@ class WhiteBox(RunAttack):
         )
 
 
-def _with_norms(gradients: Tensor) -> tuple[Tensor, FloatArray]:
-    """Gradients (n, parameters), and their norms (n,)."""
-    return gradients, torch.linalg.vector_norm(gradients.double(), dim=1).cpu().numpy()
-
-
-def _clip_factors(norms: FloatArray, max_grad_norm: float) -> FloatArray:
-    return np.minimum(1.0, max_grad_norm / (norms + STABILISER))
+def _clipped(gradients: Tensor, clip: float) -> tuple[FloatArray, FloatArray]:
+    """Norms (n,) of gradients (n, parameters), and what clipping multiplies them by."""
+    norms = torch.linalg.vector_norm(gradients.double(), dim=1).cpu().numpy()
+    return norms, np.minimum(1.0, clip / (norms + STABILISER))
 
 
 def draw_canaries(

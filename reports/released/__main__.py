@@ -36,8 +36,7 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.released import last_iterate_epsilon, last_iterate_rate
 from indpriv.norm_log.fields import StepSettings
-from indpriv.recording import AuditSpec, per_example_gradient_norms
-from indpriv.recording.released import released_model
+from indpriv.recording import AuditSpec, per_example_gradient_norms, released_model
 from reports import REPORTS
 from reports.attacks.figures import figures_of
 from reports.attacks.training import BASELINE, DP, SEED, TASKS, Task

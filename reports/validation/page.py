@@ -164,4 +164,4 @@ def canary_lines(canaries: Figures) -> Iterator[str]:
     yield "A bound holds with 95 % confidence: about one draw in 20 may be above the truth."
     yield ""
     for name, method in BOUNDS.items():
-        yield f"* `{name}`: {method.title}. It assumes: {method.assumption}."
+        yield f"* `{name}`: {method['title']}. It assumes: {method['assumption']}."

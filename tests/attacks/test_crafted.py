@@ -148,7 +148,7 @@ def test_what_cannot_be_crafted(monkeypatch):
             crafted_canaries(build(), inputs, targets, LOSS, **more)
     with pytest.raises(InputError, match="120 inputs have 7 targets"):
         crafted_canaries(build(), inputs, targets[:7], LOSS)
-    monkeypatch.setattr("indpriv.recording.released._KEPT", 1000)
+    monkeypatch.setattr("indpriv.recording.references._KEPT", 1000)
     with pytest.raises(InputError, match=r"88,560 values"):
         crafted_canaries(build(), inputs, targets, LOSS)
 

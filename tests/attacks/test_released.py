@@ -208,8 +208,25 @@ def test_bad_input_is_refused(model, spec, match):
         released_model(model(), spec)
 
 
+class Branching(nn.Module):
+    """A model that looks at its values, as some attention masks do; torch.func cannot follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = build()
+
+    def forward(self, x):
+        return self.inner(x) if (x == x).all() else self.inner(-x)
+
+
+def test_models_that_torch_func_does_not_follow_are_refused():
+    spec = replace(SPEC, model=Branching)
+    with pytest.raises(InputError, match="cannot take the gradients of this model one by one"):
+        released_model(Branching(), spec)
+
+
 def test_large_models_are_refused(monkeypatch):
-    monkeypatch.setattr("indpriv.recording.released._KEPT", 19 * 738)
+    monkeypatch.setattr("indpriv.recording.references._KEPT", 19 * 738)
     with pytest.raises(InputError, match="738 trainable parameters"):
         released_model(build(), SPEC)
 

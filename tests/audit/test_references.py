@@ -1,6 +1,8 @@
 """An audit with signals of reference models."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from indpriv.analysis.attacks.membership import scored_attacks
 from indpriv.analysis.attacks.rates import ALL, parts
 from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
-from indpriv.attack_scores import RUNGS
+from indpriv.attack_scores import RUNGS, AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.references import rmia as rmia_of
@@ -56,16 +58,16 @@ SEEN = ("labels", "losses", "references")
 
 @pytest.mark.usefixtures("no_extras")
 def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_path):
-    signals.save(tmp_path / "signals.npz")
+    signals.save(tmp_path / "signals")
     few = AttackSignals(
         signals.signal[:2], signals.member[:2], signals.example_ids, audited=0, share=0.6
     )
-    few.save(tmp_path / "baseline.npz")
+    few.save(tmp_path / "baseline")
     summary = audit(
         run_dir,
         tmp_path / "audit",
-        signals=tmp_path / "signals.npz",
-        baseline_signals=tmp_path / "baseline.npz",
+        signals=tmp_path / "signals",
+        baseline_signals=tmp_path / "baseline",
     )
     attacks = summary
     ours, baseline = attacks_on(attacks, "dp"), attacks_on(attacks, "non_dp")
@@ -108,7 +110,7 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert "attack=GradientCanaries(1000)" in ladder.replace("\\", "")
     assert [text for text in attacks.unchecked if text in page]
     assert "Ceiling at these norms" in page
-    assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")
+    assert f"--signals {tmp_path / 'signals'}" in page.replace("\\", "")
 
 
 @pytest.mark.usefixtures("no_extras")
@@ -116,8 +118,8 @@ def test_the_strongest_attack_is_judged_by_the_epsilons_of_both_sides(artifacts,
     log, examples = artifacts
     run = write_run(tmp_path / "run", log, examples)
     write_run(run / "holdout", log.take(range(len(examples.test))), None)
-    signals.save(tmp_path / "signals.npz")
-    found = audit(run, tmp_path / "audit", delta=1e-5, signals=tmp_path / "signals.npz")
+    signals.save(tmp_path / "signals")
+    found = audit(run, tmp_path / "audit", delta=1e-5, signals=tmp_path / "signals")
     attacks = found
     by_epsilon, best = attacks.attack_by_epsilon, attacks_on(attacks, "dp")[0]
     assert by_epsilon["attack"].unique().tolist() == [best.title]
@@ -129,7 +131,7 @@ def test_the_strongest_attack_is_judged_by_the_epsilons_of_both_sides(artifacts,
 
 @pytest.mark.usefixtures("no_extras")
 def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatch):
-    signals.save(tmp_path / "signals.npz")
+    signals.save(tmp_path / "signals")
     calls, rmia = [], ATTACKS["rmia"]
 
     def counted(*known):
@@ -137,7 +139,7 @@ def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatc
         return rmia.attack(*known)
 
     monkeypatch.setitem(ATTACKS, "counted", replace(rmia, name="counted", attack=counted))
-    audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+    audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals")
     assert len(calls) == 1
     assert "counted" in read_parquet(tmp_path / "audit" / "attacks.parquet")
 
@@ -145,9 +147,10 @@ def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatc
 @pytest.mark.usefixtures("no_extras")
 def test_signals_of_something_else_are_refused(run_dir, signals, tmp_path):
     def message(other):
-        other.save(tmp_path / "signals.npz")
+        shutil.rmtree(tmp_path / "signals", ignore_errors=True)
+        other.save(tmp_path / "signals")
         with pytest.raises(InputError) as error:
-            audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+            audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals")
         return str(error.value)
 
     record = read_json(run_dir / "run.json")
@@ -172,15 +175,16 @@ def test_signals_of_something_else_are_refused(run_dir, signals, tmp_path):
 def test_signals_that_say_nothing_about_the_run_are_refused(run_dir, signals, tmp_path, side):
     silent = np.array(signals.signal)
     silent[0, signals.member[0] == side] = np.nan
-    replace(signals, signal=silent).save(tmp_path / "signals.npz")
+    replace(signals, signal=silent).save(tmp_path / "signals")
     with pytest.raises(InputError, match="no confidence that can be compared"):
-        audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+        audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals")
 
 
 def test_a_fingerprint_that_is_missing_is_said_to_be_unchecked(run_dir, signals, tmp_path):
     def unchecked(signals):
-        signals.save(tmp_path / "signals.npz")
-        return read_references(tmp_path / "signals.npz", run_dir, table)[1]
+        shutil.rmtree(tmp_path / "signals", ignore_errors=True)
+        signals.save(tmp_path / "signals")
+        return read_references(tmp_path / "signals", run_dir, table)[1]
 
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
     record = read_json(run_dir / "run.json")
@@ -197,9 +201,9 @@ def test_a_fingerprint_that_is_missing_is_said_to_be_unchecked(run_dir, signals,
 
 
 def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir, signals, tmp_path):
-    replace(signals, kind="other").save(tmp_path / "signals.npz")
+    replace(signals, kind="other").save(tmp_path / "signals")
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
-    read, unchecked = read_references(tmp_path / "signals.npz", run_dir, table)
+    read, unchecked = read_references(tmp_path / "signals", run_dir, table)
     names = {found.attack.name for found in scored_attacks(RecordedRun(table, references=read))}
     assert {"lira", "calibrated"} <= names
     assert not {"rmia", "rmia_offline"} & names
@@ -207,11 +211,11 @@ def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir,
 
 
 def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
-    signals.save(tmp_path / "signals.npz")
+    signals.save(tmp_path / "signals")
     record = read_json(run_dir / "run.json")
 
     def attacked(run_dir, names):
-        known = known_of_run(run_dir, tmp_path / "signals.npz")
+        known = known_of_run(run_dir, tmp_path / "signals")
         return results_of_run(known, names, guarantee_of_run(run_dir))
 
     try:
@@ -251,17 +255,17 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     alone = replace(study, signal=study.signal[:1], member=study.member[:1], audited=0)
     with pytest.raises(InputError, match="number of reference models is 0"):
         attack_study({"confidence": alone})
-    study.save(tmp_path / "study.npz")
+    study.save(tmp_path / "study")
     (tmp_path / "audit.toml").write_text(AUDIT)
     command = ["audits", "attack", str(tmp_path / "audit.toml"), "--attack", "rmia"]
-    command += ["--signals", str(tmp_path / "study.npz"), "--epsilon", str(folder)]
+    command += ["--signals", str(tmp_path / "study"), "--epsilon", str(folder)]
     assert run_command(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Means over models" in shown
     assert "no trend over epsilon" in shown
     assert run_command([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert run_command(["attack", str(tmp_path / "study.npz"), "--attack", "rmia", "--json"]) == 0
+    assert run_command(["attack", str(tmp_path / "study"), "--attack", "rmia", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rates"] == printed["rates"]
     assert (printed["rates"][0]["rate"], printed["rates"][0]["value"]) == ("auc", auc["RMIA"])
     assert len(printed["effects"]["bins"]) > 1
@@ -288,3 +292,20 @@ every = "epoch"
 [attacks]
 references = 8
 """
+
+
+def test_a_run_without_test_examples_says_what_attacks_lack_and_what_canaries_prove(
+    artifacts, tmp_path, capsys
+):
+    log, examples = artifacts
+    run = write_run(tmp_path / "run", log, ExampleTable(examples.train))
+    member = np.random.default_rng(0).random(200) < 0.5
+    scores = AttackScores(member + np.linspace(0, 0.1, 200), member, "canaries", fair_coins=True)
+    scores.to_parquet(run / "canaries.parquet")
+    assert run_command(["attack", str(run), "--set", "delta=1e-5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "No attack was run; it needs losses of training and test examples" in shown
+    assert "Every attack" not in shown
+    assert run_command(["audit", str(run), "--delta", "1e-5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Attack canaries prove an epsilon of at least \d\.\d+", shown)

@@ -286,7 +286,6 @@ def workplace(tmp_path_factory):
     signal = own + np.concatenate([np.zeros((1, len(own))), rng.normal(0, 0.2, (4, len(own)))])
     path = folder / "runs/adult/run.json"  # attack asks for a delta there
     path.write_text(json.dumps(json.loads(path.read_text()) | {"delta": 1e-5}))
-    (folder / "shadows").mkdir()
     AttackSignals.from_arrays(signal, member, ids, audited=0, share=0.5).save(
         folder / "shadows/adult"
     )

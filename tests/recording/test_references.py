@@ -159,7 +159,7 @@ def test_gradients_of_references_need_no_holdout(script, tmp_path, monkeypatch):
     run, said = shutil.copytree(script / "runs/own", tmp_path / "run"), []
     shutil.rmtree(run / "references", ignore_errors=True)
     (run / "final/released.npz").unlink(missing_ok=True)
-    monkeypatch.setattr("indpriv.recording.released.LEAST", 41)
+    monkeypatch.setattr("indpriv.recording.references.LEAST", 41)
     references_for_run(run, "train.py:plain", 4, tell=said.append)
     assert said[0].startswith("fewer attacks on the model itself: spec.test_set has 80 examples")
     assert "gradient_lira" in set(
@@ -362,8 +362,8 @@ def test_signals_with_a_fingerprint_of_their_own_are_told_apart_but_not_refused(
     references_for_run(run, variant(script, "plainly.py"), 2, output=tmp_path / "s")
     checked = AttackSignals.open(tmp_path / "s")
     assert results_of_run(known_of_run(run, tmp_path / "s"), (), (8.0, 1e-3)).unchecked == ()
-    replace(checked, fingerprint="mine").save(tmp_path / "mine.npz")
-    (said,) = known_of_run(run, tmp_path / "mine.npz").unchecked
+    replace(checked, fingerprint="mine").save(tmp_path / "mine")
+    (said,) = known_of_run(run, tmp_path / "mine").unchecked
     assert "was not checked" in said
 
 

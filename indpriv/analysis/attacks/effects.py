@@ -6,7 +6,6 @@ of like epsilon are not. Coins decided the memberships, so that redrawing them, 
 fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2010).
 """
 
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -94,7 +93,7 @@ def membership_effects(
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
         redraws=redraws,
         **_correlations(rng, epsilon, found.effect, split),
-        vulnerability=_vulnerability(values, member, _figures(table, rows, examples), seed),
+        vulnerability=vulnerable(signals, table, examples=examples, seed=seed),
     )
 
 
@@ -202,28 +201,14 @@ def vulnerable(
 ) -> tuple[VulnerabilityBy, ...]:
     """How well epsilon, and the losses in `examples`, tell on whom membership has an effect.
 
-    Signals and InputErrors are as of `membership_effects`; model: as of `VulnerabilityBy`.
+    Signals and InputErrors are as of `membership_effects`; model: as of `VulnerabilityBy`. Examples
+    of unknown losses are left out.
     """
     values, member, rows, _ = _taken(signals, table)
-    found = _vulnerability(values, member, _figures(table, rows, examples), seed)
-    return tuple(replace(one, model=model) for one in found)
-
-
-def _figures(
-    table: EpsilonTable, rows: IntArray, examples: ExampleTable | None
-) -> dict[str, FloatArray]:
-    """Epsilons of these rows and, where they are known, losses, by their names."""
-    found = {"epsilon": table.epsilon[rows]}
+    figures = {"epsilon": table.epsilon[rows]}
     if examples is not None:
         losses = examples.train.set_index("example_id")["loss"]
-        found["loss"] = to_floats(losses.reindex(table.example_ids[rows]))
-    return found
-
-
-def _vulnerability(
-    values: FloatArray, member: BoolArray, figures: dict[str, FloatArray], seed: int
-) -> tuple[VulnerabilityBy, ...]:
-    """See `VulnerabilityBy`; figures are of each example, and unknown losses leave examples out."""
+        figures["loss"] = to_floats(losses.reindex(table.example_ids[rows]))
     figures = {name: of for name, of in figures.items() if np.isfinite(of).any()}
     known = np.isfinite(np.stack(list(figures.values()))).all(axis=0)
     figures = {name: of[known] for name, of in figures.items() if len(np.unique(of[known])) > 1}
@@ -252,7 +237,7 @@ def _vulnerability(
     for place, name in enumerate(figures):
         ends = np.stack([actual, low, high], 2)[:, place].tolist()
         pairs = ((r, Interval(*own)) if not np.isnan(r) else (None, None) for r, *own in ends)
-        found.append(VulnerabilityBy(name, *chain.from_iterable(pairs)))
+        found.append(VulnerabilityBy(name, *chain.from_iterable(pairs), model=model))
     return tuple(found)
 
 

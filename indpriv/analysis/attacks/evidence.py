@@ -72,9 +72,11 @@ class _Identity:
     def z(self: Any) -> float:
         """How many standard errors the mean is off.
 
-        If the account holds, about Student's t with n_runs - 1 degrees of freedom.
+        If the account holds, about Student's t with n_runs - 1 degrees of freedom. Infinite where
+        a mean is beyond all floats, which has no error either.
         """
-        return float((self.mean - self.expected) / max(self.standard_error, 1e-300))
+        z = float((self.mean - self.expected) / max(self.standard_error, 1e-300))
+        return z if np.isfinite(self.standard_error) else np.inf
 
 
 Identity: Any = record("identity", _Identity)
@@ -83,13 +85,14 @@ Identity: Any = record("identity", _Identity)
 def identities(evidence: Evidence) -> tuple[Identity, ...]:
     """Every identity over all runs; the last one compares members with others of the same run."""
     found = []
-    for name, values, expected, rows in _terms(evidence):
-        if not len(values):
-            raise InputError(_ONE_SIDE)
-        mean, runs = float(values.mean()), len(np.unique(evidence.run[rows]))
-        error = evidence.standard_error(values - mean, rows) / len(values)
-        found.append(Identity(name, mean, expected, error, runs))
-    return (*found, separation_of(evidence))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, values, expected, rows in _terms(evidence):
+            if not len(values):
+                raise InputError(_ONE_SIDE)
+            mean, runs = float(values.mean()), len(np.unique(evidence.run[rows]))
+            error = evidence.standard_error(values - mean, rows) / len(values)
+            found.append(Identity(name, mean, expected, error, runs))
+        return (*found, separation_of(evidence))
 
 
 def agree(found: Sequence[Identity]) -> bool:

@@ -13,6 +13,7 @@ Run" (arXiv:2410.22235), makes the same guesses and finds the largest mu such th
 Gaussian mu-DP. It proves more, if the run's trade-off curve is a Gaussian one.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -146,12 +147,9 @@ def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]
 @lru_cache(maxsize=4096)
 def _least_correct(proof: Proof, guesses: int, delta: float, n_coins: int, level: float) -> int:
     """Smallest number of right guesses that refutes epsilon 0, or more than there are."""
-    low, high = guesses // 2, guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        refuted = proof(0.0, guesses, middle, delta, n_coins, level)
-        low, high = (low, middle) if refuted else (middle, high)
-    return high
+    rights = range(guesses // 2 + 1, guesses + 1)
+    refuted = bisect_left(rights, True, key=lambda n: proof(0, guesses, n, delta, n_coins, level))
+    return rights.start + refuted
 
 
 def largest_refuted(
@@ -166,13 +164,6 @@ def largest_refuted(
         refuted = PROOFS[proof](middle, guesses, correct, delta, n_coins, level)
         low, high = (middle, high) if refuted else (low, middle)
     return gaussian_epsilon(low, delta) if proof == "mahloujifar2024" else low
-
-
-def refutes_epsilon(
-    epsilon: float, guesses: int, correct: int, delta: float, n_coins: int, level: float
-) -> bool:
-    """Whether this many right guesses refute (epsilon, delta)-DP."""
-    return refutation(guesses, correct, epsilon, delta, n_coins) <= level
 
 
 def refutes_gaussian(
@@ -195,7 +186,12 @@ def refutes_gaussian(
 
 
 # Whether guesses refute a number: epsilon, or the mu of a Gaussian trade-off.
-PROOFS: dict[str, Proof] = {"steinke2023": refutes_epsilon, "mahloujifar2024": refutes_gaussian}
+PROOFS: dict[str, Proof] = {
+    "steinke2023": lambda epsilon, guesses, correct, delta, n_coins, level: (
+        refutation(guesses, correct, epsilon, delta, n_coins) <= level
+    ),
+    "mahloujifar2024": refutes_gaussian,
+}
 
 
 def rates_bound(

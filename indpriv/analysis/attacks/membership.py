@@ -45,6 +45,7 @@ TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim 
 _CEILING_AT = 0.01  # false-positive rate of the ceiling in the table of examples
 _BINS = 10
 _LEAST = 40  # with fewer members or non-members, no bin could show anything
+_LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 _DRAWS = 999  # random groups of each size
 
 
@@ -131,7 +132,7 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
         if attack.references:
             row["references"] = getattr(each.material, attack.need).n_models - 1
         row |= {"n_members": n, "n_others": len(scores.member) - n}
-        row["above_worst_case"] = rates.exceeds(scores, guarantee, tests=tests, seed=seed) and ours
+        row["above_worst_case"] = ours and rates.exceeds(scores, guarantee, tests=tests)
         rows.append(((not ours, -auc, attack.name), row))
     in_order = [row for _, row in sorted(rows, key=lambda found: found[0])]
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
@@ -225,22 +226,20 @@ def attack_table(run: AuditedRun) -> pd.DataFrame | None:
     if recorded.examples.test.empty or not recorded.references:
         return None
     train, test = recorded.examples.train, recorded.examples.test
-    both = pd.concat([train, test], ignore_index=True)
-    member = np.arange(len(both)) < len(train)
-    frame = pd.DataFrame({"example_id": both["example_id"], "member": member})
     limit = 1.0 if ceilings is None else ceilings.worst_case[f"{_CEILING_AT:g}"]
-    place = pd.Index(table.example_ids).get_indexer(train["example_id"].to_numpy())
     own_limits = np.minimum(true_positive_rate(mu_of(table), _CEILING_AT), limit)
-    for name, values in (("epsilon", table.epsilon), ("ceiling_at_1_percent", own_limits)):
-        frame[name] = np.nan
-        frame.loc[member, name] = np.where(place >= 0, values[place], np.nan)
+    own = pd.DataFrame({"epsilon": table.epsilon, "ceiling_at_1_percent": own_limits})
+    own = own.set_index(pd.Index(table.example_ids)).reindex(train["example_id"])
+    both, member = pd.concat([train, test]), np.arange(len(train) + len(test)) < len(train)
+    ids = both["example_id"].to_numpy()
+    frame = pd.DataFrame({"example_id": ids, "member": member})
+    frame = frame.join(own.reset_index(drop=True))  # members come first
     frame["loss"] = to_floats(both["loss"])
-    keys = pd.MultiIndex.from_arrays([member, frame["example_id"]])
+    keys = pd.MultiIndex.from_arrays([member, ids])
     for one in run.once(attacks_of):
         if one.model == "dp":
             of = pd.MultiIndex.from_arrays([one.scores.member, np.asarray(one.scores.example_ids)])
-            found = pd.Series(one.scores.scores, index=of).reindex(keys)
-            frame[one.attack.name] = found.to_numpy()
+            frame[one.attack.name] = pd.Series(one.scores.scores, of).reindex(keys).to_numpy()
     frame.attrs = {
         "sensitive": "for the curator only",
         "meaning": "No row is an accusation: decisions about single examples change from model to "
@@ -284,6 +283,11 @@ UNIT_RULES: dict[str, Callable[[FloatArray, IntArray, int], FloatArray]] = {
 }
 
 
+def _rule(rule: str, scores: AttackScores) -> Callable[[FloatArray, IntArray, int], FloatArray]:
+    scores.check_one_model("a score of a unit")
+    return UNIT_RULES[check_choice("rule", rule, UNIT_RULES)]
+
+
 def unit_scores(
     scores: AttackScores, unit_ids: NDArray[np.generic], rule: str = "mean"
 ) -> AttackScores:
@@ -293,8 +297,7 @@ def unit_scores(
     (logarithm of the sum of exponentials). The example_ids of the result are the units. Groups are
     left out: rows of a unit may differ. InputError for a unit with members and non-members.
     """
-    check_choice("rule", rule, UNIT_RULES)
-    scores.check_one_model("a score of a unit")
+    combine = _rule(rule, scores)
     codes, units = pd.factorize(unit_ids)
     if len(codes) != len(scores.scores):
         raise InputError(f"there are {len(codes)} unit ids for {len(scores.scores)} scores")
@@ -303,7 +306,7 @@ def unit_scores(
         raise refused("refusal.signals", "split", n=split)
     return replace(
         scores,
-        scores=UNIT_RULES[rule](scores.scores, codes, n),
+        scores=combine(scores.scores, codes, n),
         member=np.bincount(codes, scores.member, n) > 0,
         groups=None,
         example_ids=np.asarray(units),
@@ -321,8 +324,7 @@ def calibrated_unit_scores(
     no more alike than random rows are; where they are, ranks spread too widely on both sides of
     1/2. owners: (n_members,) whose row each member is; rule: chosen before looking at the scores.
     """
-    check_choice("rule", rule, UNIT_RULES)
-    scores.check_one_model("a score of a unit")
+    combine = _rule(rule, scores)
     mine, others = scores.scores[scores.member], scores.scores[~scores.member]
     if len(owners) != len(mine):
         raise InputError(f"there are {len(owners)} owners for {len(mine)} scores of members")
@@ -333,7 +335,6 @@ def calibrated_unit_scores(
     groups = wanted[np.cumsum(wanted) <= len(others)]
     numbers = np.repeat(np.arange(len(groups)), groups)
     shuffled = rng.permutation(others)[: len(numbers)]
-    combine = UNIT_RULES[rule]
     inside, outside = combine(mine, codes, len(units)), combine(shuffled, numbers, len(groups))
     raw = np.concatenate([inside, outside])
     size_of, ranks = np.concatenate([sizes, groups]), np.zeros(len(raw))
@@ -381,7 +382,8 @@ def attack_by_epsilon(
             raise refused("refusal.compared", "scores", n=found, side=side, count=count)
     if min(len(mine), len(others)) < _LEAST:
         return summary.table(summary.BINS)
-    choosing, reporting = rates.halves(others, seed)
+    order, half = np.random.default_rng(seed).permutation(len(others)), len(others) // 2
+    choosing, reporting = np.sort(others[order[:half]])[::-1], order[half:]  # the largest first
     edges = epsilon_edges(members)
     level = rates.bonferroni(len(TARGET_RATES) * (len(edges) - 1) * attacks)
     n, n_others, rows = len(mine), len(reporting), []
@@ -398,10 +400,14 @@ def attack_by_epsilon(
         row: dict[str, Any] = {"attack": scores.method, "target_fpr": target}
         row |= {"threshold": threshold, "above": low, "up_to": high}
         row |= {"n_members": own, "n_others": of_others}
+        least, most = (
+            clopper_pearson(hits, n, level).low,
+            clopper_pearson(false, n_others, level).high,
+        )
         for prefix, epsilon in (("", high), ("worst_case_", members.worst_case_epsilon)):
-            ratio, delta = np.exp(min(epsilon, rates.LARGEST_EXPONENT)), members.account.delta
+            ratio, delta = np.exp(min(epsilon, _LARGEST_EXPONENT)), members.account.delta
             name = "above_worst_case" if prefix else "above_reference"
-            row[name] = rates.refutes((epsilon, delta), (hits, false), (n, n_others), level)
+            row[name] = least > ratio * most + delta
             if own:
                 allowed = (ratio * (false / n_others) + delta) / (own / n)
                 row[f"{prefix}reference"] = min(1.0, allowed)

@@ -3,7 +3,6 @@
 Sensitive. indpriv/analysis/columns.toml describes the columns.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from indpriv._checks import check_positive_int
 from indpriv._plain import records
 from indpriv._types import FloatArray, IntArray
 from indpriv.analysis import statistics
+from indpriv.analysis.attacks.lower_bound import rates_bound
 from indpriv.analysis.statistics import generator_of
 from indpriv.analysis.summary import RATES, record, table
 from indpriv.attack_scores import AttackScores
@@ -29,7 +29,6 @@ MIN_TRIALS = 10  # with fewer guesses the result says more about these examples 
 ALL, UPDATES = "all examples", "longest canaries"  # parts that are no groups of a column
 _COMMON = 0.01  # false-positive rate of the threshold that all groups share
 _ROC_POINTS = 50
-LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 INTERVALS = "a binomial interval over examples"
 _NO_SIDES = "there are no scores of models, or an attacked model has no members or no non-members"
 _OVER_MODELS = ("auc", *(f"tpr_{rate:g}" for rate in FALSE_POSITIVE_RATES))
@@ -195,8 +194,8 @@ def _of_model(scores: AttackScores) -> FloatArray:
     if not all(map(len, sides)):
         raise InputError(_NO_SIDES)
     curve = _curve(*sides)
-    tprs = (curve.tpr[_strictest(curve, rate)] for rate in FALSE_POSITIVE_RATES)
-    return np.array([_auc(curve)[0], *tprs, *map(len, sides)])
+    tprs = curve.tpr[curve.strictest(np.array(FALSE_POSITIVE_RATES))]
+    return np.array([_auc(*sides)[0], *tprs, *map(len, sides)])
 
 
 def _jackknife(
@@ -245,45 +244,15 @@ def _of_pairs(moved: FloatArray) -> FloatArray:
     return np.asarray(2 * squares / freedom / (k * (k - 1)))
 
 
-def exceeds(
-    scores: AttackScores, guarantee: tuple[float, float], *, tests: int, seed: int = 0
-) -> bool:
-    """Whether accusations refute (epsilon, delta), corrected for `tests` attacks and thresholds.
+def exceeds(scores: AttackScores, guarantee: tuple[float, float], *, tests: int) -> bool:
+    """Whether accusations refute (epsilon, delta), corrected for `tests` attacks: `rates_bound`.
 
-    A random half of the non-members chooses each threshold. Members and non-members are examples of
-    one model: the limit holds for each example over runs, and these rates are means over examples.
+    Members and non-members are examples of one model: the limit holds for each example over runs,
+    and these rates are means over examples.
     """
     scores.check_adversary(INTERVALS, ("updates", "full"))
-    members, others = (scores.scores[scores.member == side] for side in (True, False))
-    if not len(members) or len(others) < 2:
-        return False
-    choosing, rest = halves(others, seed)
-    level = bonferroni(tests * len(FALSE_POSITIVE_RATES))
-    for rate in FALSE_POSITIVE_RATES:
-        threshold = choosing[int(rate * len(choosing))]
-        hits = int((members > threshold).sum()), int((others[rest] > threshold).sum())
-        if refutes(guarantee, hits, (len(members), len(rest)), level):
-            return True
-    return False
-
-
-def halves(others: FloatArray, seed: int) -> tuple[FloatArray, IntArray]:
-    """Scores of a random half of the others, which choose thresholds, and positions of the rest.
-
-    The largest score is first: one at [k] accuses k of them, but for ties.
-    """
-    order, half = np.random.default_rng(seed).permutation(len(others)), len(others) // 2
-    return np.sort(others[order[:half]])[::-1], order[half:]
-
-
-def refutes(
-    guarantee: tuple[float, float], hits: tuple[int, int], n: tuple[int, int], level: float
-) -> bool:
-    """Whether accusations of members and of others, of so many each, refute (epsilon, delta)."""
-    least = statistics.clopper_pearson(hits[0], n[0], level).low
-    most = statistics.clopper_pearson(hits[1], n[1], level).high
     epsilon, delta = guarantee
-    return least > math.exp(min(epsilon, LARGEST_EXPONENT)) * most + delta
+    return rates_bound(scores.scores, scores.member, delta, bonferroni(tests)) > epsilon
 
 
 def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
@@ -298,37 +267,31 @@ def roc(scores: AttackScores) -> tuple[tuple[float, float], ...]:
 
 
 class _Curve(NamedTuple):
-    """How many members and others have each distinct score, smallest score first.
+    """Rates of every threshold, strictest first: infinity, then each distinct score."""
 
-    fpr, tpr: of every threshold, of which the first accuses no example.
-    """
-
-    scores: FloatArray
-    members: FloatArray
-    others: FloatArray
-    fpr: FloatArray
+    thresholds: FloatArray
     tpr: FloatArray
+    fpr: FloatArray
+
+    def strictest(self, rate: float | FloatArray) -> Any:
+        """Position of the last threshold whose false-positive rate is not above this one."""
+        return np.maximum(np.searchsorted(self.fpr, rate, side="right") - 1, 0)
 
 
 def _curve(members: FloatArray, others: FloatArray) -> _Curve:
-    distinct, codes = np.unique(np.concatenate([members, others]), return_inverse=True)
-    sides = (codes[: len(members)], codes[len(members) :])
-    counts = [np.bincount(side, minlength=len(distinct)).astype(np.float64) for side in sides]
-    tpr, fpr = (np.concatenate([[0.0], np.cumsum(of[::-1])]) / of.sum() for of in counts)
-    return _Curve(distinct, counts[0], counts[1], fpr, tpr)
+    distinct = np.unique(np.concatenate([members, others]))[::-1]
+    counts = (len(side) - np.searchsorted(np.sort(side), distinct) for side in (members, others))
+    rates = (np.concatenate([[0], of]) / of[-1] for of in counts)
+    return _Curve(np.concatenate([[np.inf], distinct]), *rates)
 
 
 def separation(
-    members: FloatArray,
-    others: FloatArray,
-    *,
-    confidence: float = statistics.CONFIDENCE,
-    tests: int | None = None,
+    members: FloatArray, others: FloatArray, *, tests: int | None = None
 ) -> Iterator[_Row]:
     """Rows of AUC, true-positive rates and advantage: how well scores tell members from others.
 
-    "Member" is guessed at or above a threshold; there are no rows without members or others.
-    `confidence` is that of low and high, `tests` the number of attacks for which joint ends hold.
+    "Member" is guessed at or above a threshold; there are no rows without members or others. Ends
+    are at 95 percent; `tests` is the number of attacks for which joint ends hold.
 
     Intervals of the AUC: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; of 0 or 1 the
     exact binomial one over as many pairs as are independent; none where all scores are equal. Of
@@ -341,73 +304,56 @@ def separation(
     n, n_others = len(members), len(others)
     if not n or not n_others:
         return
-    curve = _curve(members, others)
-    auc, advantage = _auc(curve), float(np.max(curve.tpr - curve.fpr))
-    found: list[tuple[str, float, int, Any]] = [
-        ("auc", auc[0], n + n_others, lambda level: _auc_interval(*auc, min(n, n_others), level))
-    ]
-    for at in FALSE_POSITIVE_RATES:
-        hits = np.round(curve.tpr[_strictest(curve, at)] * n)
-        found.append((f"tpr_{at:g}", float(hits) / n, n, partial(_tpr_interval, curve, at)))
+    curve, (auc, variance) = _curve(members, others), _auc(members, others)
     sides = {"n_members": n, "n_others": n_others}
-    row: _Row
+    ends = partial(_auc_ends, auc, variance, min(n, n_others))
+    found: list[tuple[str, float, int, Any]] = [("auc", auc, n + n_others, ends)]
+    for at in FALSE_POSITIVE_RATES:
+        tpr = float(curve.tpr[curve.strictest(at)])
+        found.append((f"tpr_{at:g}", tpr, n, partial(_tpr_ends, curve, at, n, n_others)))
+    levels = {"": statistics.CONFIDENCE} | ({} if tests is None else {"joint_": bonferroni(tests)})
     for rate, value, trials, ends in found:
-        row = {"rate": rate, "value": value, "n": trials, **sides, **_ends(ends(confidence))}
-        yield row if tests is None else row | _ends(ends(bonferroni(tests)), "joint_")
-    band = sum(np.sqrt(np.log(4 / (1 - confidence)) / (2 * side)) for side in sides.values())
+        row: _Row = {"rate": rate, "value": value, "n": trials, **sides}
+        for prefix, level in levels.items():
+            row |= zip((f"{prefix}low", f"{prefix}high"), ends(level), strict=True)
+        yield row
+    advantage = float(np.max(curve.tpr - curve.fpr))
+    band = sum(np.sqrt(np.log(4 / (1 - levels[""])) / (2 * side)) for side in sides.values())
     row = {"rate": "advantage", "value": advantage, "n": n + n_others, **sides}
     yield row | {"low": max(0.0, advantage - band), "high": min(1.0, advantage + band)}
 
 
-def _strictest(curve: _Curve, rate: float) -> int:
-    """Position of the last threshold whose false-positive rate is not above this one."""
-    return int(np.searchsorted(curve.fpr, rate, side="right")) - 1
-
-
-def _ends(interval: statistics.Interval | None, prefix: str = "") -> dict[str, float]:
-    return {} if interval is None else {f"{prefix}{end}": x for end, x in vars(interval).items()}
-
-
-def _tpr_interval(curve: _Curve, rate: float, confidence: float) -> statistics.Interval:
-    n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
+def _tpr_ends(
+    curve: _Curve, rate: float, n: int, n_others: int, confidence: float
+) -> tuple[float, float]:
     ends = np.array([1 - confidence, 1 + confidence]) / 2
     false = (stats.binom.ppf(ends, n_others, rate) - [1, 0]) / n_others
-    place = np.maximum(np.searchsorted(curve.fpr, false, side="right") - 1, 0)
-    hits = np.round(curve.tpr[place] * n_members).tolist()
-    low, high = (statistics.clopper_pearson(n, n_members, confidence) for n in hits)
-    return statistics.Interval(low.low, high.high)
+    hits = np.round(curve.tpr[curve.strictest(false)] * n).tolist()
+    low, high = (statistics.clopper_pearson(of, n, confidence) for of in hits)
+    return low.low, high.high
 
 
-def _auc(curve: _Curve) -> tuple[float, float]:
-    """The AUC and its variance."""
-    n_members, n_others = int(curve.members.sum()), int(curve.others.sum())
-    # For each distinct score: the share of the other side below it (or above it); ties count half.
-    beaten = (np.cumsum(curve.others) - curve.others / 2) / n_others
-    beating = 1 - (np.cumsum(curve.members) - curve.members / 2) / n_members
-    # A whole number, so that an AUC of 1/2 is exact.
-    doubled = curve.members @ (2 * np.cumsum(curve.others) - curve.others)
-    variance = _variance_of_mean(beaten, curve.members) + _variance_of_mean(beating, curve.others)
-    return float(doubled) / (2.0 * n_members * n_others), variance
+def _auc(members: FloatArray, others: FloatArray) -> tuple[float, float]:
+    """The AUC and its variance, the largest possible for a single value of one side."""
+    n, n_others, ranks = len(members), len(others), stats.rankdata(np.r_[members, others])
+    # For each score, the share of the other side below it (or above it); ties count half.
+    beaten = (ranks[:n] - stats.rankdata(members)) / n_others
+    beating = 1 - (ranks[n:] - stats.rankdata(others)) / n
+    sides = ((of.var(ddof=1) if len(of) > 1 else 0.25) / len(of) for of in (beaten, beating))
+    pairs = float(ranks[:n].sum()) - n * (n + 1) / 2  # exact, so that an AUC of 1/2 is exact
+    return pairs / (n * n_others), float(sum(sides))
 
 
-def _auc_interval(
+def _auc_ends(
     auc: float, variance: float, pairs: int, confidence: float
-) -> statistics.Interval | None:
+) -> tuple[float, float] | tuple[None, None]:
     if auc in (0.0, 1.0):
-        return statistics.clopper_pearson(pairs * auc, pairs, confidence)
+        exact = statistics.clopper_pearson(pairs * auc, pairs, confidence)
+        return exact.low, exact.high
     if variance == 0:
-        return None
+        return None, None
     width = stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
-    return statistics.Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
-
-
-def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
-    """Variance of the mean of values in [0, 1]; the largest possible for a single value."""
-    n = float(counts.sum())
-    if n < 2:
-        return 0.25
-    deviations = values - counts @ values / n
-    return float(counts @ deviations**2) / (n - 1) / n
+    return float(expit(logit(auc) - width)), float(expit(logit(auc) + width))
 
 
 # --- the paper's membership test: the success rate of one threshold
@@ -441,58 +387,53 @@ def threshold_attack(
     scores.check_adversary(INTERVALS)
     rows: list[_Row] = []
     readable, halves = dict[str, tuple[int, int]](), dict[str, tuple[_Half, _Half]]()
-    parts = group_indices(scores) if by else {None: np.arange(len(scores.scores))}
+    parts = group_indices(scores) if by else {ALL: np.arange(len(scores.scores))}
     for name, index in parts.items():
-        member, values, rng = scores.member[index], scores.scores[index], generator_of(seed, name)
-        mine, others = rng.permutation(values[member]), rng.permutation(values[~member])
-        pairs = min(len(mine), len(others))
-        half = pairs // 2
+        member, values = scores.member[index], scores.scores[index]
+        rng = generator_of(seed, name if by else None)
+        mine, others = (rng.permutation(values[member == side]) for side in (True, False))
+        n = 2 * ((pairs := min(len(mine), len(others))) - (half := pairs // 2)) * (pairs > 1)
         pair = (mine[:half], others[:half]), (mine[half:pairs], others[half:pairs])
-        right, n = _right(best_threshold(*pair[0]), pair[1]) if half else (0, 0)
-        row: _Row = {"attack": attack or scores.method, "model": model, "by": by}
-        row |= {"part": ALL if name is None else name, "rate": "success", "n": n}
-        row |= {"n_members": len(mine), "n_others": len(others)}
-        rows.append(
-            row | ({"value": right / n, **vars(statistics.clopper_pearson(right, n))} if n else {})
-        )
-        if name is not None:
-            halves[name] = pair
-            readable |= {name: (right, n - right)} if n >= MIN_TRIALS else {}
+        right = _right(best_threshold(*pair[0]), pair[1]) if n else 0
+        row: _Row = {"attack": attack or scores.method, "model": model, "by": by, "part": name}
+        row |= {"rate": "success", "n": n, "n_members": len(mine), "n_others": len(others)}
+        exact = {"value": right / n, **vars(statistics.clopper_pearson(right, n))} if n else {}
+        rows.append(row | exact)
+        halves[name] = pair
+        readable |= {name: (right, n - right)} if n >= MIN_TRIALS else {}
     found, exposed = table(RATES, rows), next((one for one in by_epsilon if one in readable), None)
-    if exposed is None or len(readable) < 2:
+    if not by or exposed is None or len(readable) < 2:
         return found, None
-    own, rest = np.zeros(2, int), np.zeros(2, int)
+    counts = {True: [0, 0], False: [0, 0]}  # right and wrong guesses on the exposed, and the rest
     for chosen in (0, 1):
-        pooled = (
-            np.concatenate([pair[chosen][side] for pair in halves.values()]) for side in (0, 1)
-        )
+        pooled = (np.concatenate([of[chosen][side] for of in halves.values()]) for side in (0, 1))
         threshold = best_threshold(*pooled)
         for name, pair in halves.items():
-            counts = own if name == exposed else rest
-            counts += _right(threshold, pair[1 - chosen])
-    counted = np.array([(right, trials - right) for right, trials in (own, rest)])
+            right, n = _right(threshold, of := pair[1 - chosen]), len(of[0]) + len(of[1])
+            counts[name == exposed][0] += right
+            counts[name == exposed][1] += n - right
     guesses, chi_squared = np.array(list(readable.values())), None
     if guesses.sum(axis=0).all():  # right and wrong ones
         chi_squared = float(stats.chi2_contingency(guesses).pvalue)
-    one_sided = stats.fisher_exact(counted, alternative="greater").pvalue
+    own, rest = counts[True], counts[False]
+    one_sided = stats.fisher_exact(np.array([own, rest]), alternative="greater").pvalue
     return found, UnequalAttack(
         model=model,
         by=by,
         exposed=exposed,
-        trials=int(own[1]),
-        successes=int(own[0]),
-        rest_trials=int(rest[1]),
-        rest_successes=int(rest[0]),
+        trials=sum(own),
+        successes=own[0],
+        rest_trials=sum(rest),
+        rest_successes=rest[0],
         p_value=min(1.0, float(one_sided)),
         chi_squared_p=chi_squared,
     )
 
 
-def _right(threshold: float, half: _Half) -> tuple[int, int]:
-    """How many guesses of a threshold are right, and their number."""
+def _right(threshold: float, half: _Half) -> int:
+    """How many guesses of a threshold are right."""
     members, others = half
-    right = int((members >= threshold).sum()) + int((others < threshold).sum())
-    return right, len(members) + len(others)
+    return int((members >= threshold).sum()) + int((others < threshold).sum())
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
@@ -502,6 +443,5 @@ def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
     2.0
     """
     curve = _curve(members, nonmembers)
-    gains = np.cumsum((curve.members - curve.others)[::-1])
-    best = int(np.argmax(gains))
-    return float(curve.scores[::-1][best]) if gains[best] > 0 else float("inf")
+    gains = np.round(curve.tpr * len(members)) - np.round(curve.fpr * len(nonmembers))
+    return float(curve.thresholds[np.argmax(gains)])

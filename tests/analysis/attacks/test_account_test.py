@@ -150,3 +150,12 @@ def test_few_runs_are_said_to_decide_nothing_and_how_many_would():
     assert agree(huge)
     assert too_few_runs(identities(study(np.random.default_rng(4), runs=12, targets=40))) is None
     assert too_few_runs(()) is None
+
+
+def test_an_identity_beyond_all_floats_contradicts_the_account():
+    evidence = study(np.random.default_rng(4), runs=12, targets=40)
+    values = evidence.evidence.copy()
+    values[np.flatnonzero(evidence.member)[0]] = -800.0  # of probability exp(-800), if it holds
+    found = identities(replace(evidence, evidence=values))
+    assert [one.z for one in found if one.name == "with: exp(-L)"] == [np.inf]
+    assert not agree(found)

@@ -1,5 +1,7 @@
 """Bounds from gradient canaries: they hold, they prove something, and broken mechanisms show."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -174,3 +176,12 @@ def test_the_test_of_the_account_is_corrected_for_the_number_of_lengths():
     longest = measure_gradient_canaries(both, SETTINGS).lengths[-1]
     assert 0 < alone.p_value < 0.5
     assert longest.p_value == pytest.approx(2 * alone.p_value)
+
+
+def test_canaries_of_a_run_that_overflowed_are_not_judged():
+    scores = canaries(np.random.default_rng(1))
+    values = scores.scores.copy()
+    values[:5] = np.inf
+    found = measure_gradient_canaries(replace(scores, scores=values), SETTINGS)
+    assert not found.lengths
+    assert found.left_out[0].startswith("5 canaries of length 1 have infinite scores")

@@ -65,6 +65,17 @@ def test_bad_arguments_are_refused():
             measure_attack(scores_of([1.0], [True]), **options)
 
 
+def test_a_coin_has_one_score():
+    """Copies of a score would count its coin several times: chance would look like proof."""
+    rng = np.random.default_rng(0)
+    member, values = rng.random(200) < 0.5, rng.normal(size=200)
+    coins = {"fair_coins": True, "example_ids": np.arange(200)}
+    assert measure_attack(scores_of(values, member, **coins)).overall["epsilon"].n
+    copies = {"fair_coins": True, "example_ids": np.repeat(np.arange(200), 2)}
+    with pytest.raises(InputError, match="200 scores are of examples that have a score already"):
+        measure_attack(scores_of(np.repeat(values, 2), np.repeat(member, 2), **copies))
+
+
 def scores_that_share_noise(adversary, seed=0, mu=0.5, n=1000):
     """Scores of an attacker who knows all other memberships: mu times the coin, plus one draw of
     noise that all scores share. Every score has the law of a Gaussian mechanism with this mu."""
