@@ -208,7 +208,7 @@ LADDER_HEAD = (
     "TPR at 1 % FPR, %",
     "epsilon of at least",
 )
-LANGUAGE = {"loss": "black box", "gradient": "its parameters", "updates": "every update"}
+LANGUAGE = {"text_loss": "black box", "gradient": "its parameters", "updates": "every update"}
 
 
 def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
@@ -289,7 +289,7 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
 
 
 TEXTS = {
-    "loss": "loss of inserted secrets",
+    "text_loss": "loss of inserted secrets",
     "gradient": "norm of the final gradient of inserted secrets",
     "updates": "likelihood ratio of gradient canaries",
 }
