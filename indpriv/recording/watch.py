@@ -195,6 +195,9 @@ class Watch:
     def _end(self) -> None:
         with self._careful("state"):
             self._state.compare("after the last update")
+        with self._careful("settings"):
+            if later := self._settings.moved_later(self.coming_setting()):
+                self.findings.add("settings", "later", names=", ".join(later))
         self._compare_data_set()
         self.findings.end_step()
 

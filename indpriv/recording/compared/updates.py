@@ -203,16 +203,7 @@ class Settings:
 
         With values of the case's text.
         """
-        own, groups = self._optimizer, self._optimizer.param_groups
-        held = {
-            k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, int | float | str)
-        }
-        held |= vars(setting) | {"model": self._model}
-        now = {name: [_plain(value)] for name, value in held.items()}
-        for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
-            now[name] = [_plain(group.get(name)) for group in groups]
-        places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
-        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
+        own, now = self._optimizer, self._now(setting)
         released, self._released = self._released, own.max_grad_norm
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)
@@ -240,6 +231,27 @@ class Settings:
         kinds = ", ".join(dict.fromkeys(one.kind for one in self._schedulers))
         values = {"names": ", ".join(unexplained), "step": step, "kinds": kinds}
         return "uneven" if kinds else "moved", values
+
+    def _now(self, setting: StepSetting) -> dict[str, Any]:
+        own, groups = self._optimizer, self._optimizer.param_groups
+        held = {
+            k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, int | float | str)
+        }
+        held |= vars(setting) | {"model": self._model}
+        now = {name: [_plain(value)] for name, value in held.items()}
+        for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
+            now[name] = [_plain(group.get(name)) for group in groups]
+        places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
+        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
+        return now
+
+    def moved_later(self, setting: StepSetting) -> list[str]:
+        """Settings that were written after the last step, where no law may have moved them."""
+        if self.last is None or self._public is not None or self._schedulers:
+            return []
+        now, last, released = self._now(setting), self.last, self._released
+        changed = [name for name in now if last.get(name, now[name]) != now[name]]
+        return [one for one in changed if not self._by_law(one, now[one], None, released)]
 
     def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):

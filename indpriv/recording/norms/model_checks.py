@@ -2,6 +2,7 @@
 
 import inspect
 import tomllib
+import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -297,6 +298,14 @@ def named(name: str, part: nn.Module) -> str:
     return f"{type(part).__name__} {name!r}" if name else type(part).__name__
 
 
+def where_failed(error: BaseException) -> str:
+    """The innermost part of a model whose code raised an error, as messages begin with it."""
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    parts = [one for one in frames if isinstance(one, nn.Module)]
+    names = {part: name for name, part in parts[0].named_modules()} if parts else {}
+    return f"{named(names.get(parts[-1], ''), parts[-1])}: " if parts else ""
+
+
 def hindrance(
     model: nn.Module, batch: batches.Batch, keys: Iterable[str] = tuple(_HINDRANCES)
 ) -> str:
@@ -314,6 +323,7 @@ def hindrance(
 def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
     """What a forward pass shows of a model: key in `_HINDRANCES` -> the layers it is said of."""
     module, seen = standard_module(model), defaultdict[str, list[str]](list)
+    parts = dict(module.named_modules())
     ghost = isinstance(model, GradSampleModuleFastGradientClipping)
     by_autograd = ghost or getattr(model, "force_functorch", False)
     pads = isinstance(model, AbstractGradSampleModule) and not by_autograd
@@ -326,6 +336,7 @@ def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
         if isinstance(out, Tensor):
             outputs.append((name, out, out._version))
         own, first = bool(_own(part)), args[0] if args else None
+        trained_before = any(_own(parts[each]) for each in calls if each != name)
         facts = {
             "shared": own
             and isinstance(part, nn.Embedding)
@@ -334,7 +345,11 @@ def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
             "packed": isinstance(part, DPRNNBase)
             and getattr(first, "sorted_indices", None) is not None,
             "padding": pads and own and type(part) is nn.Embedding and part.padding_idx is not None,
-            "checkpoint": own and _in_checkpoint(),
+            "checkpoint": own and _in_checkpoint(reentrant=False),
+            # What it gets requires no gradient, so that autograd runs the checkpoint without one.
+            "early": own
+            and not (trained_before or getattr(first, "requires_grad", False))
+            and _in_checkpoint(reentrant=True),
             "turned": own and type(part) is nn.Conv2d and not args[0].is_contiguous(),
         }
         for key in facts:
@@ -346,7 +361,6 @@ def _seen(model: nn.Module, batch: batches.Batch) -> Mapping[str, list[str]]:
         part.register_forward_hook(partial(after, name), with_kwargs=True)
     with kept_random_state(), torch.no_grad():
         batches.call(shadow, batch.inputs)
-    parts = dict(module.named_modules())
     uses = Counter(id(p) for part in parts.values() for p in _own(part))
     changed = [named(n, parts[n]) for n, output, before in outputs if output._version != before]
     switches = [named(*each) for each in parts.items() if getattr(each[1], "inplace", False)]
@@ -382,10 +396,10 @@ def _own(part: nn.Module) -> list[nn.Parameter]:
     return [p for p in part.parameters(recurse=False) if p.requires_grad]
 
 
-def _in_checkpoint() -> bool:
-    """Whether this is called inside a torch.utils.checkpoint that is not reentrant."""
+def _in_checkpoint(*, reentrant: bool) -> bool:
+    """Whether this is called inside a torch.utils.checkpoint that is reentrant, or is not."""
     return any(
         each.frame.f_globals.get("__name__") == "torch.utils.checkpoint"
-        and each.frame.f_locals.get("use_reentrant") is False
+        and each.frame.f_locals.get("use_reentrant") is reentrant
         for each in inspect.stack(0)
     )

@@ -59,7 +59,8 @@ def norms_by_autograd(
             shadow.zero_grad()
             loss = model.losses(shadow, batch.rows(i, i + 1)).sum() if apart else together[i]
             if not loss.requires_grad:
-                raise InputError("losses have no gradient; leave out detach() and no_grad()")
+                said = "losses have no gradient; leave out detach() and no_grad()"
+                raise InputError(model_checks.hindrance(model.module, batch, ("early",)) or said)
             loss.backward(retain_graph=not apart)  # autograd.grad fails on reentrant checkpoints
             squares = [
                 p.grad.double().square().sum().clamp(max=limit**2)
@@ -322,7 +323,8 @@ class NormPass:
             except InputError:
                 raise
             except FAULTS as error:
-                reasons[name] = f"{type(error).__name__}: {error}"
+                where = model_checks.where_failed(error)
+                reasons[name] = f"{where}{type(error).__name__}: {error}"
             if not reasons[name]:
                 return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]

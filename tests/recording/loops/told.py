@@ -32,6 +32,14 @@ def by_hand(law):
     return lambda s, x, y: [group.update(law(s.steps)) for group in s.optimizer.param_groups]
 
 
+@told("settings", "hooks ghost")
+def weight_decay_written_after_the_last_step(s):
+    def write(s):
+        s.inner.param_groups[0]["weight_decay"] = s.loss_of(*s.data.tensors)
+
+    s.train(end=write)
+
+
 @told("settings", "hooks ghost functorch ew")
 def rate_by_hand(s):
     s.train(after=by_hand(lambda k: {"lr": 0.1 / (1 + k)}))

@@ -7,6 +7,7 @@ import torch
 from opacus.grad_sample.utils import wrap_model
 from opacus.validators import ModuleValidator
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from indpriv import InputError
 from indpriv.recording.norms.batches import Batch, Keywords
@@ -138,3 +139,51 @@ def test_layers_that_opacus_replaces_are_named_with_the_line_that_does_it(layer)
     ):
         NormPass(model, PER_EXAMPLE, *batch)
     assert ModuleValidator.is_valid(ModuleValidator.fix(model))
+
+
+class Checkpointed(nn.Module):
+    """A perceptron whose checkpoint begins with its first layer, or holds all of it."""
+
+    def __init__(self, whole, asks=False):
+        super().__init__()
+        self.first, self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)
+        self.whole, self.asks = whole, asks
+
+    def forward(self, inputs):
+        inputs = inputs.requires_grad_() if self.asks else inputs
+        if self.whole:
+            return checkpoint(lambda x: self.head(self.first(x)), inputs, use_reentrant=True)
+        return self.head(checkpoint(self.first, inputs, use_reentrant=True))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_without_gradients_is_named(whole):
+    inputs = torch.randn(SIZE, 4)
+    said = refusal(Checkpointed(whole), inputs)
+    assert "Linear 'first.0' runs in a checkpoint that no trained layer comes before" in said
+    assert refusal(Checkpointed(whole, asks=True), inputs) == ""
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs, weight):
+        return 2 * inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient, gradient.sum(0)
+
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, inputs):
+        return Twice.apply(inputs, self.weight)
+
+
+def test_a_layer_whose_own_function_torch_func_refuses_is_named():
+    said = refusal(nn.Sequential(nn.Linear(4, 4), Doubled(), nn.Linear(4, 2)), torch.randn(SIZE, 4))
+    assert "Doubled '1': RuntimeError" in said
+    assert "setup_context" in said
