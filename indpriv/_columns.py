@@ -277,19 +277,15 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     """The column and number of bins of a request; a column of exactly that name comes first."""
     if by in columns:
         return by, None
-    match = re.fullmatch(r"(.+):bins=(\d+)", by)
-    column = match.group(1) if match else by
-    asked, _, bins_text = by.rpartition(":bins=")
-    if match is None and asked in columns:
-        raise _facts.refused("refusal.groups", "bins", by=by, bins=bins_text, column=asked)
-    if column not in columns:
+    column, told, bins = by.rpartition(":bins=")
+    if (column := column if told else by) not in columns:
         raise _facts.refused("refusal.groups", "column", column=column, known=", ".join(columns))
-    if match is None:
-        return column, None
-    bins = _checks.check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
-    if bins > _MAX_BINS:
-        raise InputError(f"{column}:bins={bins} is more than {_MAX_BINS}; pass fewer bins")
-    return column, bins
+    if not re.fullmatch(r"\d+", bins):
+        raise _facts.refused("refusal.groups", "bins", by=by, bins=bins, column=column)
+    n_bins = _checks.check_positive_int(f"{column}:bins", int(bins), minimum=2)
+    if n_bins > _MAX_BINS:
+        raise InputError(f"{column}:bins={n_bins} is more than {_MAX_BINS}; pass fewer bins")
+    return column, n_bins
 
 
 def _values_of(column: str, *tables: Rows) -> "Iterator[tuple[Rows, pd.Series[Any]]]":

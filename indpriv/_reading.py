@@ -48,17 +48,21 @@ _BROKEN = (
 
 
 @contextmanager
-def named(path: Path | str, remedy: str = "restore it or write it again") -> Iterator[None]:
-    """Whatever is wrong with the content of a file becomes one InputError that names it."""
+def named(
+    path: Path | str,
+    remedy: str = "restore it or write it again",
+    broken: tuple[type[Exception], ...] = _BROKEN,
+) -> Iterator[None]:
+    """Whatever is wrong with a file becomes one InputError that names it; broken: errors meant."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
     except InputError as error:
         if str(path) in str(error):
             raise
         raise type(error)(f"{path}: {error}") from error
-    except _BROKEN as error:
+    except broken as error:
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{path} does not exist") from error
         reason = " ".join(str(error).split())[:_LONGEST] or "not as indpriv writes it"
         raise EvidenceError(
             f"{path} is damaged, or holds something else ({type(error).__name__}: {reason}); "

@@ -64,7 +64,7 @@ def hugging_face_callback(
                 optimizer.zero_grad()
 
         def on_log(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-            report(tracker, int(state.global_step), show=show)
+            report([tracker], int(state.global_step), show=show)
 
         def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             saved = recorder.state_dict()
@@ -92,8 +92,8 @@ def lightning_callback(
             recorder.draw_privately()
 
         def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-            for tracker in trainer.loggers or [None]:
-                report(tracker, int(trainer.global_step), show=show and trainer.is_global_zero)
+            step = int(trainer.global_step)
+            report(trainer.loggers, step, show=show and trainer.is_global_zero)
 
         def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
             checkpoint["indpriv"] = recorder.state_dict()
@@ -103,9 +103,9 @@ def lightning_callback(
 
 
 def _report(
-    recorder: Any, delta: float, also: Sequence[str], tracker: Any, step: int, *, show: bool
+    recorder: Any, delta: float, also: Sequence[str], trackers: Any, step: int, *, show: bool
 ) -> None:
-    if tracker is not None:
+    for tracker in (one for one in trackers if one is not None):
         send(tracker, metrics_of(recorder, delta=delta, also=also), step)
     if show:
         print_epsilons(recorder, delta=delta)

@@ -63,7 +63,14 @@ def convert(
     _checks.check_rounding(rounding)
     content, settings = _read_settings(Path(run_json))
     declared = {**_DEFAULTS, **content}
-    norms = _read_norms(norms_file)
+    kind = norms_file.suffix
+    if not norms_file.is_file():
+        raise InputError(f"{norms_file} does not exist")
+    if kind not in (".parquet", ".npz"):
+        raise InputError(
+            f"{norms_file} is neither .parquet nor .npz; write the norms as one of them"
+        )
+    norms = _read_parquet(norms_file) if kind == ".parquet" else _read_npz(norms_file)
     steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])
     if run_files.holds_log(run_dir):
@@ -164,15 +171,6 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
                 raise _facts.refused("refusal.convert", "no_numbers", step=step, values=values)
             with _reading.named(f"{norms.path}, step {step}"):
                 fields.check_norms(values, norms.example_ids)
-
-
-def _read_norms(path: Path) -> _NormsFile:
-    """Open a Parquet or npz file of norms; InputError if it is another file, or damaged."""
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
-    if path.suffix not in (".parquet", ".npz"):
-        raise InputError(f"{path} is neither .parquet nor .npz; write the norms as one of them")
-    return _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
 
 
 def _read_parquet(path: Path) -> _NormsFile:

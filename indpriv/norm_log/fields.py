@@ -191,18 +191,11 @@ class StepSettings:
 
     def distinct(self) -> "tuple[IntArray | None, StepSettings]":
         """Index of each step's setting (None if all steps share one), and the distinct settings."""
-        columns = vars(self)
-        index: IntArray | None = None
-        for column in columns.values():
-            if column.strides == (0,) or column.min() == column.max():
-                continue
-            values, inverse = np.unique(column, return_inverse=True)
-            joint = inverse if index is None else index * len(values) + inverse
-            index = np.unique(joint, return_inverse=True)[1]
-        step = np.zeros(1 if index is None else int(index.max()) + 1, np.int64)
-        if index is not None:
-            step[index] = np.arange(len(index))  # one that has this setting
-        return index, StepSettings(**{name: column[step] for name, column in columns.items()})
+        columns = np.stack([getattr(self, name) for name in SETTING_NAMES])
+        index, first = None, np.zeros(1, np.int64)  # one step that has each setting
+        if np.ptp(columns, axis=1).any():
+            _, first, index = np.unique(columns, return_index=True, return_inverse=True, axis=1)
+        return index, StepSettings(*columns[:, first])
 
     def steady_between(self, recorded_steps: IntArray) -> "StepSettings":
         """The same with one max_grad_norm from record to record: the smallest there and at both.

@@ -70,6 +70,18 @@ def test_lightning(run, recorder, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_line_is_printed_once_for_several_loggers(run, recorder, monkeypatch, capsys):
+    stand_in(monkeypatch, "lightning")
+    stand_in(monkeypatch, "lightning.pytorch", Callback=type("Callback", (), {}))
+    loggers = [types.SimpleNamespace(log_metrics=lambda metrics, step: None) for _ in range(2)]
+    trainer = types.SimpleNamespace(loggers=loggers, is_global_zero=True, global_step=10)
+    callback = lightning_callback(recorder, delta=1e-5)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.train(1)
+        callback.on_train_epoch_end(trainer, run.model)
+    assert capsys.readouterr().err.count("individual epsilon so far") == 1
+
+
 OPERATING_SYSTEM = "its state is from the operating system"
 
 

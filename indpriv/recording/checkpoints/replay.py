@@ -29,6 +29,7 @@ from torch import nn
 from indpriv import _checks
 from indpriv._facts import FAILED, FILES, NOT_CHECKED, PASSED, Fact, refused, text
 from indpriv._files import first_at, write_json
+from indpriv._reading import named
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
 from indpriv.errors import InputError
@@ -405,7 +406,7 @@ class CheckpointPass:
         """Every example's norm at a checkpoint, in seconds that include reading it; its weights."""
         start = time.perf_counter()
         weights = self.move_to(path)
-        with safe_files.naming(path):
+        with named(path, broken=()):
             try:
                 taken = norms_of(self.norm_pass, self._examples, self.spec.ids)
             except RuntimeError as error:

@@ -11,8 +11,7 @@ import struct
 import warnings
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from indpriv._facts import refused
 from indpriv._files import SUFFIXES, read_json, write_atomically
 from indpriv._folders import make_folder, refuse_links
-from indpriv._reading import Text, Whole, check, table
+from indpriv._reading import Text, Whole, check, named, table
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import MODEL
 from indpriv.recording.norms.batches import parts_of
@@ -338,7 +337,7 @@ def _prefix(state: Mapping[str, Tensor], tied: list[list[str]]) -> str:
 
 def load_into(model: nn.Module, path: Path, load: LoadFn | None = None) -> dict[str, Tensor]:
     """Load a checkpoint into a model, if all values are finite, and return what was loaded."""
-    with naming(path):
+    with named(path, broken=()):
         state = fit(state_of(read_content(path), load), model)
         for name, tensor in state.items():
             real = tensor.is_floating_point() or tensor.is_complex()
@@ -372,17 +371,6 @@ def fingerprint_of(state: Mapping[str, Tensor]) -> str:
         for part in parts_of(tensor):
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the checkpoint in the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        if str(path) in str(error):
-            raise
-        raise InputError(f"{path}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from indpriv import _checks
 from indpriv._facts import refused, text
 from indpriv._files import first_at
 from indpriv._folders import named_by_person
+from indpriv._reading import named
 from indpriv._types import FloatArray
 from indpriv.errors import InputError
 from indpriv.norm_log.fields import SAMPLERS, SETTING_NAMES, StepSettings
@@ -145,7 +146,7 @@ def discover(
     with found.collecting():
         told = told_steps(step_of, [path.name for path in paths]) if step_of else {}
     for path in paths:  # tensors are released at once: memory does not grow with their number
-        with found.collecting(), safe_files.naming(path):
+        with found.collecting(), named(path, broken=()):
             content = read_content(path)
             if saved := _saved_model(content, told.get(path.name), found.notes):
                 by_step.setdefault(saved.step, []).append(saved)
@@ -165,7 +166,10 @@ def discover(
             continue
         names = listed([model.path.name for model in models])
         with found.collecting():
-            if len({_print_of(model.path, load) for model in models}) > 1:
+            states = (state_of(read_content(model.path), load).values() for model in models)
+            # By their order, whatever a wrapper calls them.
+            numbered = ({f"{k:09d}": one for k, one in enumerate(state)} for state in states)
+            if len({*map(safe_files.fingerprint_of, numbered)}) > 1:
                 values = {"names": names, "step": step, "source": models[0].said_by}
                 raise refused("refusal.checkpoints", "same_step", **values)
             found.notes.append(f"{names} are the same model, of step {step}; it is replayed once")
@@ -329,12 +333,6 @@ def _other_trained(content: Content, model: nn.Module) -> str:
         said = {"name": content.path.name, "n_trained": n_trained, "trainable": trainable}
         return text("refusal.checkpoints", "other_trained", **said)
     return ""
-
-
-def _print_of(path: Path, load: LoadFn | None) -> str:
-    """Fingerprint of a checkpoint's parameters in their order, whatever a wrapper calls them."""
-    tensors = state_of(read_content(path), load).values()
-    return safe_files.fingerprint_of({f"{place:09d}": one for place, one in enumerate(tensors)})
 
 
 @dataclass(frozen=True)
