@@ -180,11 +180,8 @@ class Account:
 class EpsilonTable:
     """Output-specific epsilon of every example, with the claim and meaning of all of them.
 
-    Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
-    epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
-    ordinary runs. "pld" rounds them up (down for the lower end): norms by at most 0.15 percent, and
-    settings by at most 0.15 percent or, if both noise and sample rate take thousands of values, by
-    a few percent.
+    Norms without rounding and very many settings are rounded up to fewer, which makes epsilon a
+    little larger than it need be; see docs/explanation/accountants.md.
 
     Attributes:
         example_ids: (n_examples,); ids of units, one row per unit, unless account.rows_per_unit is

@@ -36,7 +36,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import session_counts
 from indpriv.norm_log.evidence import CHECKS, SEEDED
-from indpriv.norm_log.journal_state import LogState, counts_at, read_state
+from indpriv.norm_log.journal_state import LogState, counts_at, read_ids, read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import EXAMPLES, JOURNAL, RUN_JSON, seal
 from indpriv.norm_log.session_counts import SessionCounts
@@ -260,6 +260,16 @@ def _checked(
     found = saved_models.discover(folder, load, options.step_of or (), model)
     found.problems[:0] = unknown.problems
     settings = saved_models.resolve(folder, found, options, n)
+    if rebuilt is not None and settings is not None and (live := settings.live) is not None:
+        ids, units, _ = read_ids(live)
+        pairs = (
+            (live.header["unit"], rebuilt.unit),
+            (ids, rebuilt.ids),
+            (units, rebuilt.ids_of_units),
+        )
+        if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
+            said = {"log": live.run_dir, "unit": live.header["unit"]}
+            found.problems.append(text("refusal.checkpoints", "other_ids", **said))
     found.check(folder)
     if rebuilt is None or settings is None:  # never: each adds a problem
         raise refused("refusal.checkpoints", "no_spec")

@@ -528,7 +528,7 @@ def _unfit(
     clipping = first_at(declared, *((*place, "clipping") for place in places))
     # With individual clipping, no example contributes more than with flat clipping.
     if clipping not in (None, "flat", "individual"):
-        yield f"run.json says clipping={clipping!r}; only runs with flat clipping can be replayed"
+        yield f"the run has clipping={clipping!r}; only runs with flat clipping can be replayed"
     if reason := first_at(declared, ("recorder", "no_privacy")):
         yield f"the run has no privacy to account for: {reason}"
     moving = [model.path.name for model in found.models if model.clipping_moves]

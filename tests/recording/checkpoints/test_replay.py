@@ -389,6 +389,13 @@ def test_what_is_told_is_compared_with_the_log_beside(trained, tmp_path, options
         replay(run / "saved", SPEC, tmp_path / "new", options=replace(TOLD, **options))
 
 
+def test_people_of_the_log_beside_are_those_of_the_spec(trained, tmp_path):
+    run, n = beside_a_log(trained, tmp_path), len(SPEC.dataset)
+    for said in ({"example_ids": np.arange(n) + 1}, {"unit": "user", "unit_ids": np.arange(n)}):
+        with pytest.raises(InputError, match=r"are not those of the log in .*: pass unit, unit_ids"):
+            replay(run / "saved", replace(SPEC, **said), tmp_path / "new", options=TOLD)
+
+
 def test_checkpoints_of_another_run_than_the_log_beside(trained, tmp_path):
     run = beside_a_log(trained, tmp_path)
     changed_weights(run / "saved" / "step_20.pt", 0.1)
