@@ -326,9 +326,9 @@ def noise_check(noise: counted.NoiseCounts | None) -> Fact:
 
 def _fault(noise: counted.NoiseCounts) -> str:
     """What is wrong with the noise; "" if nothing is."""
-    if _too_small(noise.variance, noise.values):
+    if too_small(noise.variance, noise.values):
         return "small"
-    if _too_small(noise.least_variance, noise.least_values):
+    if too_small(noise.least_variance, noise.least_values):
         return "small_somewhere"
     for case in ("along_sum", "previous", "first", "repeated", "signed"):
         if abs(getattr(noise, case)) > _DEVIATIONS:
@@ -340,7 +340,8 @@ def _fault(noise: counted.NoiseCounts) -> str:
     return "" if normal else "shape"
 
 
-def _too_small(variance: float, values: int) -> bool:
+def too_small(variance: float, values: int) -> bool:
+    """Whether so many sound values of variance 1 would hardly have so small a mean square."""
     from scipy.special import gammainc  # takes longer to import than the rest of the audit side
 
     if 1 - variance <= _SMALL_DEFICIT:

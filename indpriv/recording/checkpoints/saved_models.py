@@ -29,6 +29,7 @@ from indpriv._folders import named_by_person
 from indpriv._reading import named
 from indpriv._types import FloatArray
 from indpriv.errors import InputError
+from indpriv.norm_log.evidence import too_small
 from indpriv.norm_log.fields import SAMPLERS, SETTING_NAMES, StepSettings
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 from indpriv.norm_log.run_files import JOURNAL, RUN_JSON, read_run_json
@@ -51,6 +52,7 @@ _HISTORY = TypeAdapter(list[Span])
 _POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
 # A checkpoint does not say at which size batches were truncated.
 _REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
+_MUCH_SMALLER = 0.8  # of a variance: some trainers divide by batches that are a little larger
 _SAME = 1e-9  # relative difference of one number that was written and read again
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "steps": partial(_checks.check_positive_int, "steps"),
@@ -103,6 +105,7 @@ class SavedModel:
     # What Opacus's accountant counted from the first step on; () if the file has none.
     history: tuple[Span, ...] = ()
     clipping_moves: bool = False  # it has a clipping scheduler: max_grad_norm is not one number
+    gradient: tuple[float, int] | None = None  # see `_gradient`
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
         if other != step:
             notes.append(f"{path.name!r} is of step {step} by {said_by}, not {other} by {source}")
     moves = "grad_clip_scheduler_state_dict" in values
-    return SavedModel(path, step, said_by, history or (), moves)
+    return SavedModel(path, step, said_by, history or (), moves, _gradient(values))
 
 
 def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
@@ -317,13 +320,40 @@ def _counted(history: Sequence[Span]) -> FloatArray:
     return values
 
 
-def _other_trained(content: Content, model: nn.Module) -> str:
-    """Compare the number of trained parameters: norms are over the trainable ones only."""
-    values = content.entries
+def _optimizers(values: Mapping[Any, Any]) -> list[Any]:
+    """What may be the state of the one optimizer in a checkpoint."""
     several = values.get("optimizer_states")  # of Lightning
     lone = several if isinstance(several, list) and len(several) == 1 else []
+    return [values.get("optimizer_state_dict"), values.get("optimizer"), *lone]
+
+
+def _gradient(values: Mapping[Any, Any]) -> tuple[float, int] | None:
+    """Mean square of the values of a gradient, and their number, by what its optimizer kept.
+
+    Adam has it; momentum is a sum with the last one in it, whose noise is fresh, so has no less.
+    """
+    for state in _optimizers(values):
+        total, n = 0.0, 0
+        try:
+            for group in state["param_groups"]:
+                beta, share = group.get("betas", (0, 0))[1], 1 - group.get("dampening", 0)
+                for one in filter(None, map(state["state"].get, group["params"])):
+                    kept = one.get("exp_avg_sq")
+                    squares = one["momentum_buffer"].square() if kept is None else kept
+                    counted = (1 - beta ** int(one.get("step", 1))) * share**2
+                    total += float(squares.double().sum()) / counted
+                    n += squares.numel()
+        except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError):
+            continue  # of another optimizer, or of none
+        if n and math.isfinite(total):
+            return total / n, n
+    return None
+
+
+def _other_trained(content: Content, model: nn.Module) -> str:
+    """Compare the number of trained parameters: norms are over the trainable ones only."""
     trainable = sum(parameter.requires_grad for parameter in model.parameters())
-    for state in (values.get("optimizer_state_dict"), values.get("optimizer"), *lone):
+    for state in _optimizers(content.entries):
         try:
             n_trained = sum(len(group["params"]) for group in state["param_groups"])
         except (TypeError, LookupError):  # no optimizer's
@@ -534,6 +564,15 @@ def _unfit(
     moving = [model.path.name for model in found.models if model.clipping_moves]
     if moving and "max_grad_norm" in columns and np.ptp(columns["max_grad_norm"]) == 0:
         yield text("refusal.checkpoints", "clipping_moves", name=moving[0])
+    if total and n_examples and columns.keys() >= {*SETTING_NAMES}:
+        noise, clip, rate = (columns[name] for name in SETTING_NAMES)
+        least = float((noise * clip / (rate * n_examples)).min())  # of a mean gradient
+        for model in found.models:
+            seen, n = model.gradient or (math.inf, 0)
+            if model.step and too_small(seen / least**2 / _MUCH_SMALLER, n):
+                said = {"name": model.path.name, "seen": math.sqrt(seen), "least": least}
+                yield text("refusal.checkpoints", "less_noise", **said)
+                break
     last = found.models[-1] if found.models and not found.problems else None
     if last and 2 * last.step < total and last.said_by != STEP_OF:
         remedy = what_to_type([model.path.name for model in found.models])

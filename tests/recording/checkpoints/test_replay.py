@@ -24,6 +24,7 @@ from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import replay as replaying
+from indpriv.recording.checkpoints.saved_models import discover
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, mlp
 
@@ -339,6 +340,39 @@ def test_a_seeded_run_stays_void(checkpoints, tmp_path, by):
     assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == "void"
 
 
+def test_noise_told_too_large_is_betrayed_by_what_the_optimizer_kept(tmp_path):
+    """More epsilon than told: the clipping norm, and so the noise, was a twentieth of what is told."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = {"epochs": 1, "batch_size": 12, "save_every": 5, "momentum": 0.5}
+        plain_opacus.train(mlp(), SPEC.dataset, tmp_path / "saved", max_grad_norm=0.05, **settings)
+    with pytest.raises(InputError, match=r"the optimizer in step_5.pt kept a gradient of .* less"):
+        replay(tmp_path / "saved", SPEC, tmp_path / "new", options=TOLD)
+    replay(tmp_path / "saved", SPEC, tmp_path / "new", options=replace(TOLD, max_grad_norm=0.05))
+
+
+@pytest.mark.parametrize(
+    ("group", "state", "square"),
+    [
+        ({"momentum": 0.9, "dampening": 0.5}, {"momentum_buffer": torch.full((4,), 0.5)}, 1.0),
+        (
+            {"betas": (0.9, 0.5)},
+            {"exp_avg_sq": torch.full((4,), 3.0), "step": torch.tensor(2.0)},
+            4.0,
+        ),
+        ({"momentum": 0.0}, {"momentum_buffer": None}, None),
+        ({"betas": (0.9, 1.0)}, {"exp_avg_sq": torch.ones(4), "step": 3}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_gradient_that_an_optimizer_kept(tmp_path, group, state, square):
+    optimizer = {"param_groups": [{**group, "params": [0]}], "state": {0: state}}
+    content = {"model": {"weight": torch.ones(2)}, "optimizer": optimizer, "step": 3}
+    torch.save(content, tmp_path / "a.pt")
+    [model] = discover(tmp_path).models
+    assert model.gradient == (None if square is None else (square, 4))
+
+
 def beside_a_log(trained, tmp_path, end=None):
     """A run directory with the log of a Recorder, cut at its end, and the checkpoints in it."""
     run = shutil.copytree(trained / "live", tmp_path / "run")
@@ -392,7 +426,9 @@ def test_what_is_told_is_compared_with_the_log_beside(trained, tmp_path, options
 def test_people_of_the_log_beside_are_those_of_the_spec(trained, tmp_path):
     run, n = beside_a_log(trained, tmp_path), len(SPEC.dataset)
     for said in ({"example_ids": np.arange(n) + 1}, {"unit": "user", "unit_ids": np.arange(n)}):
-        with pytest.raises(InputError, match=r"are not those of the log in .*: pass unit, unit_ids"):
+        with pytest.raises(
+            InputError, match=r"are not those of the log in .*: pass unit, unit_ids"
+        ):
             replay(run / "saved", replace(SPEC, **said), tmp_path / "new", options=TOLD)
 
 
