@@ -6,11 +6,11 @@ statements: what one owner may be told. docs/explanation/releases.md says why on
 record of {epsilon_i}, and where that fails.
 """
 
+from indpriv.release.ledger import METHODS as METHODS
+from indpriv.release.ledger import Budget as Budget
+from indpriv.release.ledger import Request as Request
+from indpriv.release.ledger import parse_budget as parse_budget
+from indpriv.release.ledger import parse_quantiles as parse_quantiles
 from indpriv.release.mechanisms import private_median_norm as private_median_norm
 from indpriv.release.publish import Published as Published
 from indpriv.release.publish import release as release
-from indpriv.release.request import METHODS as METHODS
-from indpriv.release.request import Budget as Budget
-from indpriv.release.request import Request as Request
-from indpriv.release.request import parse_budget as parse_budget
-from indpriv.release.request import parse_quantiles as parse_quantiles

@@ -1,10 +1,9 @@
 """Differentially private mechanisms over a public grid, with OpenDP's noise.
 
-What they return is releasable. Data enter as counts: the number of people at each value of a
-public, increasing grid. Adding or removing one person changes one count by one; nothing else of the
-data is seen here. Noise and selection are OpenDP's: exact integer arithmetic on randomness of the
-operating system, without the floating-point leaks of textbook samplers. There is no seed: what
-`simulate_quantile` draws for reproducible runs is of the same law and protects nobody.
+What they return is releasable. Data enter as counts of people at each value of a public, increasing
+grid, of which one person changes one by one. Noise and selection are OpenDP's: exact integer
+arithmetic on randomness of the operating system. There is no seed: what `simulate_quantile` draws
+for reproducible runs protects nobody.
 """
 
 import math
@@ -87,11 +86,7 @@ Noise = LaplaceNoise | GaussianNoise  # for one share of the budget
 
 
 def gaussian_scale(epsilon: float, delta: float) -> float:
-    """Smallest scale at which one answer of sensitivity 1 is (epsilon, delta)-private.
-
-    The conversion of zCDP is OpenDP's. k answers at sqrt(k) times that scale together cost the
-    same.
-    """
+    """Smallest scale at which an answer of sensitivity 1 is private; of k answers sqrt(k) times."""
     dp = opendp()
 
     def private(scale: float) -> Any:
@@ -106,14 +101,9 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
 def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
     """How far each cell is from the quantile in rank, in people times the quantile's denominator.
 
-    With `below` people below a cell and `within` at or below it, the distance is
-
-        max(0, below - quantile * n, quantile * n - within).
-
-    One person more or less moves below - quantile * n and quantile * n - within, and so the
-    maximum, by at most max(quantile, 1 - quantile). OpenDP's own score of a candidate differs where
-    many people share a value, as all do who were clipped in every step: it avoids the very value
-    that is the quantile.
+    With `below` people below a cell and `within` at or below it, that is max(0, below - quantile *
+    n, quantile * n - within), which one person moves by at most max(quantile, 1 - quantile).
+    OpenDP's own score avoids the very value that is the quantile where many people share it.
     """
     part, whole = quantile.numerator, quantile.denominator
     within = np.cumsum(counts)
@@ -140,10 +130,9 @@ def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int
 
 
 def simulate_quantile(counts: IntArray, quantile: Fraction, epsilon: float, seed: int) -> int:
-    """A cell as `select_quantile` draws it, from a seeded generator in floating point.
+    """A cell by the law of `select_quantile`, for runs that are reproducible and not private.
 
-    It gives no privacy, and is for runs that are reproducible and have none either. The noisy
-    maximum with exponential noise has the law of permute-and-flip (Ding et al. 2021,
+    The noisy maximum with exponential noise is permute-and-flip (Ding et al. 2021,
     arXiv:2105.07260).
     """
     _, scale = _selection_noise(quantile, epsilon)
@@ -194,10 +183,9 @@ def merged_cells(n_cells: int) -> int:
 def distribution_errors(n_cells: int, noise: LaplaceNoise) -> tuple[float, float]:
     """Expected error in people of a quantile of `noisy_distribution`: typical, and for any data.
 
-    A cumulative count sums at most (branches - 1) nodes of each layer below the root, each with
-    Laplace noise of scale b, and making the tree consistent lowers its variance. Laplace noise has
-    a log moment generating function of at most 2 b^2 t^2 for t up to 1 / (sqrt(2) b); the bound is
-    twice the usual one for the largest of them, since the quantile is of a noisy total.
+    A cumulative count sums at most (branches - 1) nodes of each layer below the root. Laplace noise
+    of scale b has a log moment generating function of at most 2 b^2 t^2 for t up to 1 / (sqrt(2)
+    b); the bound is twice that of the largest of them, since the quantile is of a noisy total.
     """
     leaves = math.ceil(n_cells / merged_cells(n_cells))
     layers = 1 + max(1, math.ceil(math.log(leaves, _BRANCHES) - 1e-9))
@@ -219,11 +207,9 @@ def descend_to_quantile(
 ) -> float:
     """A value at about this quantile, by noisy gradient descent in its logarithm.
 
-    Andrew et al. 2021 (arXiv:1905.03871). The first guess is the middle of the range. Each of
-    ROUNDS rounds counts how many more people are at or below the guess than above it, and
-    multiplies the guess by exp(-FIRST_STEP * DECAY**round * (noisy share below - quantile)).
-    size: number of people, public or noisy; `answer` adds the noise of one round, and one person
-    changes its argument by 1.
+    Andrew et al. 2021 (arXiv:1905.03871): each round counts how many more people are at or below
+    the guess than above it. size: noisy number of people; `answer` adds the noise of one round, and
+    one person changes its argument by 1.
     """
     within = np.cumsum(counts)
     value = float(grid[-1]) / 2
@@ -238,22 +224,11 @@ def descend_to_quantile(
 
 
 def noisy_sums(counts: IntArray, noise: Noise) -> tuple[int, int]:
-    """Noisy sums of x and of n_cells - x over people, where x is their cell counted from 1.
-
-    Together they have sensitivity n_cells. Their sum is n_cells times the number of people, their
-    ratio the mean: both from one share, with less noise than a sum and a count of half a share
-    each.
-    """
+    """Noisy sums of x and n_cells - x, x a cell from 1; of sensitivity n_cells together."""
     cells = np.arange(1, len(counts) + 1)
     sums = [int(counts @ cells), int(counts @ (len(counts) - cells))]
     low, high = noise.add(sums, len(counts)).tolist()
     return low, high
-
-
-def noisy_centred_sum(counts: IntArray, noise: Noise) -> int:
-    """Noisy sum of 2x - n_cells over people, x their cell from 1; its sensitivity is n_cells."""
-    cells = np.arange(1, len(counts) + 1)
-    return int(noise.add([int(counts @ (2 * cells - len(counts)))], len(counts))[0])
 
 
 def noisy_count(counts: IntArray, noise: Noise) -> int:
@@ -279,11 +254,9 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
     parameters, and add its cost to that of training.
 
     The candidates are `norm_grid()`, whatever the norms, and the mechanism is that of
-    `indpriv publish quantiles`: private selection by distance in rank, with OpenDP's noise.
-    Adding or removing one norm moves each distance by at most half a rank, so the choice is
-    epsilon-differentially private if each norm depends on its own example alone: parameters that
-    were not trained on this data, and no layer that mixes examples. k rows of one person cost
-    k * epsilon, and a replaced row 2 * epsilon.
+    `indpriv publish quantiles`. The choice is epsilon-differentially private if each norm depends
+    on its own example alone: parameters that were not trained on this data, and no layer that mixes
+    examples. k rows of one person cost k * epsilon, and a replaced row 2 * epsilon.
 
     Args:
         norms: (n,) norms before clipping, e.g. `indpriv.recording.per_example_gradient_norms`;

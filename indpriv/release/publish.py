@@ -1,16 +1,12 @@
 """What others may read: releases (request -> ledger -> draw -> page), model cards and statements.
 
-Besides the run's guarantee, shareable/release.json and its page are the only output of indpriv that
-is for everybody: a draw by mechanisms on counts over a public grid. The page sees only the content
-of release.json. The model card (YAML front matter and Markdown, for Hugging Face) sees what the
-guarantee covers too: the worst case, and the disclosures that an audit marks as publishable. All
-other figures of an audit are computed from the data without noise, and are not read.
+shareable/release.json and its page, which sees nothing else, are for everybody: a draw by
+mechanisms on counts over a public grid. The model card (for Hugging Face) sees what the guarantee
+covers too: the worst case, and the disclosures that an audit marks as publishable. All other
+figures of an audit are computed from the data without noise, and are not read.
 
-A statement is sensitive: for one owner only. Telling owner i their own epsilon costs no one else
-any privacy: given all states of the trained model, which count as released, it is a function of
-their example (and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection,
-the condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of
-the data may enter a statement: not the audit's reason for its claim, which can count other
+A statement is for one owner only, and costs no one else any privacy (docs/explanation/releases.md).
+Nothing else of the data may enter it: not the audit's reason for its claim, which can count other
 examples, and no number of examples.
 """
 
@@ -42,14 +38,13 @@ from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable, relation_wo
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, LEAKAGE
+from indpriv.release import ledger as ledgers
 from indpriv.release import mechanisms, sources
-from indpriv.release import request as requests
-from indpriv.release.ledger import FOLDER, RELEASE_JSON, SHAREABLE, Ledger
-from indpriv.release.request import FIGURES, Budget, Figures, Request
+from indpriv.release.ledger import SHAREABLE, Budget, Figures, Ledger, Request
 from indpriv.report.page import print_page, render_markdown
 
 RELEASE_HTML = "release.html"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Published(NamedTuple):
@@ -100,11 +95,11 @@ def release(
                 name: draw(request, counts, source.grid) for name, counts in source.counts.items()
             }
             ledger.record(request, figures)
-        with named(Path(ledger_dir or directory / FOLDER)):
+        with named(Path(ledger_dir or directory / ledgers.FOLDER)):
             content = _content(request, source, figures, ledger)
-            page = render_release(content)
+            page = sources.filled("release.html.j2", release=content, **_shown(content))
         folder = make_folder(directory, SHAREABLE)
-        write_json(folder / RELEASE_JSON, content)
+        write_json(folder / ledgers.RELEASE_JSON, content)
         write_atomically(folder / RELEASE_HTML, page.encode("utf-8"))
     return Published(content, fresh, folder)
 
@@ -127,7 +122,6 @@ def _content(
             "method.txt.j2", method=request.method, **vars(mechanisms)
         ),
         "shares": {name: 1 / len(shares) for name in shares},
-        "public_n": request.public_n,
         "spent": {
             "releases": len(ledger.releases),
             **ledger.spent.to_json(),
@@ -148,12 +142,11 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     parts = len(request.shares)
     # of one share of the budget
     noise: mechanisms.Noise = mechanisms.LaplaceNoise(request.epsilon / parts)
-    if request.method == requests.DESCENT:
+    if request.method == ledgers.DESCENT:
         scale = mechanisms.gaussian_scale(request.epsilon, request.delta)
         noise = mechanisms.GaussianNoise(scale * math.sqrt(parts))
     mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), noise)
-    people = float(request.public_n or max(count or 0, 1))
-    answers = list(_quantiles(request, counts, grid, noise, people))
+    answers = list(_quantiles(request, counts, grid, noise, float(max(count or 0, 1))))
     names = [f"{quantile:g}" for quantile in request.quantiles]
     ordered = sorted(value for value, *_ in answers)  # sorting costs nothing and lowers errors
     rank_errors = {
@@ -180,16 +173,16 @@ def _quantiles(
         def answer(value: int) -> float:
             return float(of_a_round.add([value], 1)[0])
 
-        for quantile in map(requests.as_fraction, request.quantiles):
+        for quantile in map(ledgers.as_fraction, request.quantiles):
             value = mechanisms.descend_to_quantile(counts, grid, quantile, people, answer)
             yield value, of_a_round.unit_error / 2, None  # of one comparison: no bound is known
-    elif request.method == requests.HISTOGRAM and request.quantiles:
+    elif request.method == ledgers.HISTOGRAM and request.quantiles:
         cumulative, cells = mechanisms.noisy_distribution(counts, noise)
         errors = mechanisms.distribution_errors(len(counts), noise)
         for leaf in np.searchsorted(cumulative, np.array(request.quantiles) * cumulative[-1]):
             yield float(grid[cells[leaf]]), *errors
     else:
-        for quantile in map(requests.as_fraction, request.quantiles):
+        for quantile in map(ledgers.as_fraction, request.quantiles):
             cell = mechanisms.select_quantile(counts, quantile, noise.epsilon)
             errors = mechanisms.selection_errors(quantile, len(grid), noise.epsilon)
             yield float(grid[cell]), *errors
@@ -201,10 +194,6 @@ def _mean_and_count(
     """Mean, noisy count and expected error of the mean (to first order); None where unavailable."""
     if not request.mean:
         return None, mechanisms.noisy_count(counts, noise) if request.counts_people else None, None
-    if request.public_n is not None:
-        centred = mechanisms.noisy_centred_sum(counts, noise) / (len(counts) * request.public_n)
-        mean = upper * min(max((1 + centred) / 2, 0.0), 1.0)
-        return mean, None, noise.unit_error * upper / 2 / request.public_n
     low, high = mechanisms.noisy_sums(counts, noise)
     count = round((low + high) / len(counts))
     if count < 1:
@@ -232,11 +221,6 @@ _NORMALISATION = {
     "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
     "sum": "sum of clipped gradients and noise, not divided",
 }
-
-
-def render_release(content: Mapping[str, Any]) -> str:
-    """The page as text: self-contained, no script, every text escaped."""
-    return sources.filled("release.html.j2", release=content, **_shown(content))
 
 
 def print_release(content: Mapping[str, Any], console: Console) -> None:
@@ -319,14 +303,14 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
 
 def read_release(audit_dir: Path) -> dict[str, Any] | None:
     """The content of shareable/release.json, None if nothing was released."""
-    path = audit_dir / SHAREABLE / RELEASE_JSON
+    path = audit_dir / SHAREABLE / ledgers.RELEASE_JSON
     if not path.is_file():
         return None
     content: dict[str, Any] = read_json(path)
     check(_RELEASE, content, str(path))
     with named(path, "make it again with indpriv publish quantiles"):
         for figures in (content.get("groups") or {"": content}).values():
-            check(FIGURES, figures, str(path))
+            check(ledgers.FIGURES, figures, str(path))
         _shown(content)  # and what a page shows of it is there
     return content
 
@@ -371,11 +355,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Owner:
-    """A person who owns records: an example or a unit, by its id.
-
-    epsilon is of all of their rows together, worst_case_epsilon of this number of rows, and
-    true_positive_limit of a test at FALSE_POSITIVE_RATE, by the account of all of their rows.
-    """
+    """A person who owns records: an example or a unit, by its id; figures are of all their rows."""
 
     kind: str
     name: str
@@ -386,11 +366,7 @@ class Owner:
 
 
 def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
-    """The owner of one example or of one unit, or all owners of an audit.
-
-    A unit is a person with one row or several; if neither is passed, all of them. InputError for an
-    id that is not there, or both.
-    """
+    """The owner of one example or of one unit, or all owners; InputError for an unknown id."""
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were passed; pass one of them")
     table = EpsilonTable.open(audit_dir / EPSILON).table()
@@ -458,10 +434,7 @@ def write_statements(
     output_dir: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Path]:
-    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements; their paths.
-
-    InputError for a run whose owners may not be told; see `sources.check_one_record`.
-    """
+    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements; their paths."""
     summary = read_summary(audit_dir)
     sources.check_one_record(summary)
     folder = make_folder(output_dir) if output_dir else make_folder(audit_dir, STATEMENTS)

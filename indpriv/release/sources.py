@@ -3,15 +3,10 @@
     EpsilonTable -> individual epsilons in [0, worst case]
     NormLog -> gradient norms before the first step, to choose a clipping norm by
 
-All states of the model count as released already, under the run's own guarantee. Given them (and
-each person's own sampling), an epsilon is a function of its own example alone. So one person more
-or less changes one record of {epsilon_i}, and the costs of training and release add up (Yu et al.
-2023, Theorem 3.2 and section 3.4; arXiv:2206.02617v7). docs/explanation/releases.md proves it, and
-says where it fails: where a record depends on others' data beyond the trajectory.
-
-The assumptions are stated with every release (templates/assumptions.txt.j2). Runs for which they
-are known to fail are refused; what run.json does not declare is on trust. Everything but the grid
-and the texts is sensitive.
+Given all states of the model, one person more or less changes one record of {epsilon_i}, and the
+costs of training and release add up (Yu et al. 2023, Theorem 3.2; arXiv:2206.02617v7).
+docs/explanation/releases.md proves it, and says where it fails: such runs are refused, and what
+run.json does not declare is on trust. Everything but the grid and the texts is sensitive.
 """
 
 import json
@@ -40,8 +35,8 @@ from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
 from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.writer import fingerprint
+from indpriv.release.ledger import Budget, Request
 from indpriv.release.mechanisms import N_CELLS, norm_grid, to_norm_cells
-from indpriv.release.request import Budget, Request
 from indpriv.report.formats import JINJA
 from indpriv.report.formats import TEMPLATES as PAGE_TEMPLATES
 
@@ -57,26 +52,19 @@ CHOSEN_FROM_DATA = "chosen_from_data"
 
 @dataclass(frozen=True)
 class Source:
-    """One value for each person, and what may be said about them.
+    """One value for each person, and what may be said about them."""
 
-    counts, of people at each value of the public grid by group ("" without a partition), and the
-    fingerprint of the values are sensitive. training: the guarantee that the release composes with;
-    None if the values do not depend on training. public: what release.json says of the source.
-    """
-
+    # Sensitive: people at each value of the public grid by group ("" without a partition), and the
+    # fingerprint of the values
     counts: Mapping[str, IntArray]
     fingerprint: str
     grid: FloatArray
-    training: Budget | None
-    public: Mapping[str, Any]
+    training: Budget | None  # the guarantee to compose with; None if values do not depend on it
+    public: Mapping[str, Any]  # what release.json says of the source
 
 
 def open_source(path: Path, request: Request) -> Source:
-    """The individual epsilons of an audit directory, or the first norms of a run directory.
-
-    Raises:
-        InputError: neither is there, or its values cannot be released (see `assumptions`).
-    """
+    """The individual epsilons of an audit directory, or the first norms of a run directory."""
     if (path / SUMMARY).is_file():
         return _epsilons(path, request)
     if holds_log(path):
@@ -101,10 +89,7 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
 
 
 def check_releasable(summary: Mapping[str, Any]) -> None:
-    """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
-
-    Its account must be one that a release composes with too.
-    """
+    """Refuse a run whose persons are not one record each, or that a release cannot compose with."""
     check_one_record(summary)
     guarantee, account = summary["guarantee"], summary["account"]
     if account.get("participation", "secret") != "secret":
@@ -130,10 +115,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
 
 
 def check_one_record(summary: Mapping[str, Any]) -> None:
-    """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory.
-
-    So they do where settings were chosen from the data, or noise protects no example.
-    """
+    """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory."""
     check_noise(summary["run"].get("recorder") or {})
     if chosen := declared_choices(summary):
         raise refused("refusal.source", "chosen", chosen=", ".join(chosen), key=CHOSEN_FROM_DATA)
@@ -162,11 +144,7 @@ def paragraphs(template: str, **values: Any) -> list[str]:
 
 
 def filled(template: str, **values: Any) -> str:
-    """A template of a text or an HTML page with its values, each on one line and harmless.
-
-    Raises:
-        LookupError: a value is missing, as in a file that another program wrote.
-    """
+    """A template with its values, each on one line and harmless; LookupError if one is missing."""
     try:
         return _templates(template.endswith(".html.j2")).get_template(template).render(**values)
     except UndefinedError as error:
@@ -285,8 +263,7 @@ def _norm_grid(
 ) -> tuple[FloatArray, IntArray, str]:
     """A public grid of norms, the cell of each norm (rounded up), and the grid in words.
 
-    Norms kept in full are put on values in equal ratios, so that a median far above the clipping
-    norm is as precise as one below; norms of a log with levels are known up to its levels only.
+    Norms kept in full are put on values in equal ratios, those of a log with levels on its levels.
     """
     if not levels.rounding:
         grid = norm_grid(max_grad_norm)

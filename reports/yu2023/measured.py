@@ -28,8 +28,8 @@ from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import JOURNAL
 from indpriv.release import Request, release
+from indpriv.release.ledger import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
 from indpriv.release.mechanisms import ROUNDS
-from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
 from reports.yu2023.audits import PAPERS, ROOT, folder_of, read_audits, values_of
 from reports.yu2023.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
 from reports.yu2023.sweeps import SWEEPS, SWEPT, found_in

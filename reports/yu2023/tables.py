@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from indpriv._formatting import format_delta, format_number
-from indpriv.release.request import DESCENT
+from indpriv.release.ledger import DESCENT
 from reports.shared.markdown_table import table
 from reports.shared.verdicts import NOT_RUN
 from reports.yu2023 import paper, rules

@@ -30,7 +30,7 @@ from indpriv.cli.commands import keys_of, settings_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import NEIGHBOURING
-from indpriv.release.request import METHODS
+from indpriv.release.ledger import METHODS
 from indpriv.report.page import find_browser
 
 TABLE = tomllib.loads(Path(cli.__file__).with_name("commands.toml").read_text(encoding="utf-8"))

@@ -55,6 +55,18 @@ def edited(line, **values):
     return change
 
 
+def test_a_request_of_before_is_answered_from_the_ledger(pristine, tmp_path, monkeypatch):
+    """It said "public_n": null of each, the number of people that could be declared public."""
+    folder = shutil.copytree(pristine, tmp_path / "audit")
+    with monkeypatch.context() as before:
+        asked = {**MEDIAN.to_json(), "public_n": None}
+        before.setattr(Request, "to_json", lambda _: asked)
+        first = release(folder, MEDIAN)
+    again = release(folder, MEDIAN)
+    assert (first.fresh, again.fresh) == (True, False)
+    assert again.content["quantiles"] == first.content["quantiles"]
+
+
 def cut(n_bytes):
     """A change of the ledger: its end is lost; None: its last line."""
 
