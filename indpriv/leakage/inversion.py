@@ -1,9 +1,8 @@
 """What someone reads of a gradient, and attacks that reconstruct examples from it. Sensitive.
 
-What is read is of one example, of a batch, or of a local update: a sum of what each example adds;
-dividing by the size of the batch hides nothing. An attack is a frozen dataclass of its settings,
-and a function from a `Look` to the reconstructed inputs (batch, ...) and the number of iterations
-that they took.
+What is read is a sum of what each example adds; dividing by the size of the batch hides nothing.
+An attack is a frozen dataclass of its settings, and a function from a `Look` to the reconstructed
+inputs (batch, ...) and the number of iterations that they took.
 """
 
 import math
@@ -167,10 +166,7 @@ class Reader:
         return list(torch.autograd.grad(loss.sum() / divisor, values, create_graph=differentiable))
 
     def _update(self, inputs: Tensor, targets: Tensor, differentiable: bool) -> list[Tensor]:
-        """How far local steps of SGD on these rows move each parameter.
-
-        The loss is divided by the planned size of the batch, whoever is in it.
-        """
+        """How far local SGD moves each parameter; losses are over the planned batch size."""
         seen, parameters = self.observation, self.parameters
         for _ in range(seen.local_steps if len(inputs) else 0):
             found = self._gradient(parameters, inputs, targets, seen.batch_size, differentiable)
@@ -230,14 +226,13 @@ class Look:
 
 
 class Inversion:
-    """An attack: its name in commands and files, what it is in a few words, and the paper.
+    """An attack: its name in commands and files, and what it is in a few words.
 
     knows_candidates: it names one of them, with its label, and knows the rest of the batch.
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
-    source: ClassVar[str]
     knows_candidates: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
 
@@ -257,15 +252,14 @@ class LBFGS(Inversion):
 
     Attributes:
         iterations: largest number of calls, each of up to 20 inner steps.
-        start: "patterned" (a random patch of half the side, tiled; Wei et al. 2020), "uniform" or
-            "normal" (Zhu, Liu and Han 2019).
+        start: "patterned" (a random patch of half the side, tiled; Wei et al. 2020, ESORICS,
+            arXiv:2004.10397), "uniform" or "normal" (Zhu, Liu and Han 2019).
         knows_clipping: clip the gradient of the guess as the real one was clipped. False is the
             attack of the papers, which clipping fools.
     """
 
     name: ClassVar[str] = "lbfgs"
     words: ClassVar[str] = "L-BFGS"
-    source: ClassVar[str] = "Wei et al. 2020 (ESORICS, arXiv:2004.10397)"
     needs_labels: ClassVar[bool] = True
     iterations: int = 300
     start: str = "patterned"
@@ -309,7 +303,7 @@ class LBFGS(Inversion):
 class Adam(Inversion):
     """Match the direction of the gradient by Adam with signed steps, for smooth images.
 
-    Cosine distance plus total variation; inputs stay in their range.
+    Geiping et al. 2020 (arXiv:2003.14053v2): cosine distance plus total variation, inputs in range.
 
     Attributes:
         iterations: number of steps.
@@ -318,7 +312,6 @@ class Adam(Inversion):
 
     name: ClassVar[str] = "adam"
     words: ClassVar[str] = "Adam, cosine distance and total variation"
-    source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053)"
     needs_labels: ClassVar[bool] = True
     iterations: int = 2000
     knows_clipping: bool = True
@@ -356,13 +349,13 @@ class Adam(Inversion):
 class FirstLayer(Inversion):
     """Read inputs off a first linear layer with bias: its weight gradients are multiples of them.
 
-    Of one example, the least-squares solution over all rows; of a batch, the rows with the largest
-    bias gradients, which mix examples wherever a unit is active for several.
+    Geiping et al. 2020 (arXiv:2003.14053v2), Proposition 3.1. Of one example, the least-squares
+    solution over all rows; of a batch, the rows with the largest bias gradients, which mix examples
+    wherever a unit is active for several.
     """
 
     name: ClassVar[str] = "first-layer"
     words: ClassVar[str] = "the first layer, solved"
-    source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053v2), Proposition 3.1"
 
     def invert(self, look: Look) -> Guess:
         """See Inversion."""
@@ -380,13 +373,12 @@ class FirstLayer(Inversion):
 class Informed(Inversion):
     """Name the candidate whose gradient makes the observation likeliest.
 
-    It knows the candidates, and the other examples of the batch: the attack that meets the ceiling
-    and must never exceed it.
+    It knows the candidates, and the other examples of the batch: the likelihood-ratio test, which
+    meets the ceiling and must never exceed it.
     """
 
     name: ClassVar[str] = "informed"
     words: ClassVar[str] = "most likely of the candidates"
-    source: ClassVar[str] = "the likelihood-ratio test of the Gaussian mechanism"
     knows_candidates: ClassVar[bool] = True
 
     def invert(self, look: Look) -> Guess:

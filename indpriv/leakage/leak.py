@@ -7,9 +7,8 @@ it. The columns of `details`:
     error        infinite where a reconstruction is not finite
     identified   0 or 1: the example is nearer to the reconstruction than every other candidate
     chance       the most of that without the example, on average over examples and candidates that
-                 were drawn alike: the number of copies of the most frequent candidate over the
-                 number of candidates, times the number of reconstructions that may be the one
-                 (those of a batch, but for an attack that names each example in its place)
+                 were drawn alike: copies of the most frequent candidate over all candidates, times
+                 the number of reconstructions that may be the one
     label_found  0 or 1; NaN where no label was inferred
     iterations
     mu           how far the example moves what is read, over the standard deviation of the noise:
@@ -121,9 +120,8 @@ def leak(
 
 @dataclass(frozen=True)
 class Candidates:
-    """Which candidates an example is told from, and how often chance names it. Sensitive.
+    """Which candidates (m, ...) an example (n, ...) is told from, and how often chance names it.
 
-    (m, ...) candidates and (n, ...) examples, which were drawn alike, with their labels.
     labels_known: an example is told from candidates of its label; known_with: number of consecutive
     examples of which the attacker knows all but one.
     """
@@ -185,11 +183,7 @@ class _Scene(Candidates):
     generator: torch.Generator
 
     def check(self) -> None:
-        """Raise InputError before any attack.
-
-        Each example needs another candidate, and of a random model mu would be that of another
-        draw.
-        """
+        """Raise InputError if an example has no other candidate, or the model is random."""
         for place in range(len(self.own_inputs)):
             self.others(place)
         first, again = self._batch([0]), self._batch([0])
@@ -343,11 +337,7 @@ def observation(
     noise: float,
     clipping: str = "flat",
 ) -> inversion.Observation:
-    """What is read where gradients are clipped at max_grad_norm, with this noise multiplier.
-
-    seen: what is read, without protection. DP-SGD neither clips nor noises a local update:
-    InputError for one with its noise.
-    """
+    """What is read, if clipped and with noise: InputError for an update, which has neither."""
     if seen.of == "update":
         if not before_noise:
             raise refused("refusal.leakage", "update")
@@ -375,10 +365,8 @@ def leak_run(
     This many examples are drawn at random before anything is looked at, in whole batches; they are
     also the candidates. Attacked are the checkpoints after these numbers of updates, or the "last".
     The result is scores with the column `step` in `details`, and (pictures, 2, ...) examples and
-    their reconstructions at the first checkpoint. spec rebuilds model, data and loss; knows_labels:
-    the attacker knows the labels, which in batches of up to 8 it does anyway; step_of is as of
-    `StepOptions`. InputError without a checkpoint at a moment, for inputs of several tensors, or as
-    `leak`.
+    their reconstructions at the first checkpoint. step_of is as of `StepOptions`. InputError
+    without a checkpoint at a moment, for inputs of several tensors, or as `leak`.
     """
     check_positive_int("examples", examples, minimum=2)
     moments = _moments(folder, spec, step_of, at)
