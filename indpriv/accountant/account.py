@@ -17,18 +17,10 @@ from indpriv._checks import warn_caller
 from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, IntArray, Progress
 from indpriv.accountant import blocks
+from indpriv.accountant import method as methods
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.known import known_blocks
-from indpriv.accountant.method import (
-    ESTIMATE,
-    Method,
-    account_of,
-    check_coins,
-    claim_of,
-    uses_batch_norms,
-    warn_of_delta,
-    with_clipping_norm,
-)
+from indpriv.accountant.method import Method
 from indpriv.accountant.pairs import (
     Pairs,
     clipped_in_every_step,
@@ -94,9 +86,6 @@ class Engine:
     steps: Steps
     bounds: Bounds  # of these counts
     worst_case: Columns  # bounds of one example that is clipped in every step
-    # of a replacement with the example's own norms, which is no bound; None unless examples are
-    # replaced
-    alike: RdpAccountant | None = None
     # where lower ends are computed, too, steps of which none costs more than its own, and what they
     # are
     below: tuple[Steps, Pairs] | None = None
@@ -106,16 +95,15 @@ class Engine:
         """Do what all blocks share; the log is as `checked` returns it."""
         steps, worst = Steps.of(log, method.between_records), worst_case(log, method)
         if uses_pairs(log, method):
-            laws, own = pair_laws(log, method, steps.laws, steps.clipped)
+            laws = pair_laws(log, method, steps.laws, steps.clipped)
             bounds = Bounds([steps.laws.accountant(method, law) for law in laws])
-            alike = steps.laws.accountant(method, own) if own else None
-            return cls(method, steps, bounds, worst, alike)
+            return cls(method, steps, bounds, worst)
         most, below = float(log.total_steps), None
         bounds = Bounds.of(steps.laws, method, most)
         if method.accountant == "pld" and method.brackets:
             least = steps.below()
             below = least, Pairs(least.laws, method.delta, most)
-        return cls(method, steps, bounds, worst, below=below)
+        return cls(method, steps, bounds, worst, below)
 
     def __call__(self, block: NormLog) -> Columns:
         """Bounds of the rows of a block; one that is always clipped has the worst case, exactly."""
@@ -133,9 +121,6 @@ class Engine:
         if self.below is not None:
             met = Met.of(self.below[0].counts(block))
             lower = found["epsilon_lower"] = self.below[1].lower_epsilons(met, epsilon)
-        if self.alike is not None:
-            alike = self.alike.epsilons(counts)["epsilon"]
-            found["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
         close = np.flatnonzero(epsilon >= worst["epsilon"] * (1 - _CLOSE))
         if len(close):
             clipped = close[self.steps.norms.always_clipped(block.take(close))]
@@ -149,7 +134,7 @@ def worst_case(log: NormLog, method: Method) -> Columns:
     directions = [kinds.accountant(method)]
     if of_pairs:
         kinds, steps = condensed(kinds, steps)
-        laws, _ = pair_laws(log, method, kinds, kinds.shift)
+        laws = pair_laws(log, method, kinds, kinds.shift)
         directions = [kinds.accountant(method, law) for law in laws]
     found = Bounds(directions)(steps[None])
     if not np.isfinite(found["epsilon"][0]):
@@ -273,17 +258,14 @@ def account_parts(
 
 
 def block_account(log: NormLog, method: Method) -> BlockAccount:
-    """The account of a log in blocks, whatever its relation, unit and filter.
-
-    Raises and warns as `indpriv.account` does.
-    """
-    return _of_steps(log, method).then(lambda table: with_clipping_norm(table, log))
+    """The account of a log in blocks, whatever its relation; raises as `account` does."""
+    return _of_steps(log, method).then(lambda table: methods.with_clipping_norm(table, log))
 
 
 def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     """The same without what a private clipping norm costs."""
     if method.participation == "known":
-        warn_of_delta(log, method)
+        methods.warn_of_delta(log, method)
         return known_blocks(log, method)
     if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
         return _with_rare_truncations(log, method, rare)
@@ -322,7 +304,7 @@ def _with_rare_truncations(log: NormLog, method: Method, rare: float) -> BlockAc
 def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) -> BlockAccount:
     """The account of each row of a log; raises and warns as `checked` does."""
     read = checked(log, method)
-    claim, account = claim_of(read, method), account_of(read, method, rows_per_unit)
+    claim, account = methods.claim_of(read, method), methods.account_of(read, method, rows_per_unit)
     if log.sampler == "fixed_size" and uses_pairs(log, method):  # whose norms do not count
         read = log = replace(read.only(slice(0)), batch_norms=None)
     engine = Engine.prepare(read, method)
@@ -337,15 +319,15 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     If the rows of a unit are not neighbours in the log, all its records are read into memory, one
     byte per norm. InputError if rows share coins.
     """
-    check_coins(log)
-    warn_of_delta(log, method)
+    methods.check_coins(log)
+    methods.warn_of_delta(log, method)
     log, first_row = rows_together(log, units)
     read = as_read(log, method.preset)
     without_batches = replace(read, batch_norms=None)  # these are norms of single rows
     n_rows = np.unique(units.n_rows)
     most = int(n_rows[-1])
     worst = worst_cases(read, method, n_rows)
-    claim = claim_of(without_batches, method)
+    claim = methods.claim_of(without_batches, method)
     cells = UnitCells.of(without_batches, method.between_records, most)
     size, engine, batch_norms = cells.block_size, None, None
     if n_rows[0] == 1:
@@ -353,11 +335,12 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
         engine, batch_norms = Engine.prepare(single, method), single.batch_norms
         worst[0] = engine.worst_case["epsilon"][0]
         size = min(size, engine.steps.block_size)
-        of_single = claim_of(single, method)
-        claim = of_single if of_single[0] == ESTIMATE else claim
+        of_single = methods.claim_of(single, method)
+        claim = of_single if of_single[0] == methods.ESTIMATE else claim
     bounds = Bounds.of(cells.laws, method, float(log.total_steps))
     work = partial(_of_units, method, (cells, bounds), engine, (n_rows, worst))
-    table = partial(epsilon_table, float(worst.max()), claim, account_of(read, method, most))
+    account = methods.account_of(read, method, most)
+    table = partial(epsilon_table, float(worst.max()), claim, account)
     log = replace(log, batch_norms=batch_norms)
     return BlockAccount(log, units.ids, work, table, size, first_row)
 
@@ -402,27 +385,24 @@ def checked(log: NormLog, method: Method) -> NormLog:
     does not fit the preset; PrivacyWarning if rows share units with unit="example".
     """
     log = as_read(log, method.preset)
-    check_coins(log)
+    methods.check_coins(log)
     n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
     if n_units < log.n_examples and log.unit != "example":
         raise refused("refusal.account", "rows", log=log, n_units=n_units)
     if n_units < log.n_examples:
         warn_caller(text("sentence.warnings", "rows", log=log, n_units=n_units))
-    warn_of_delta(log, method)
+    methods.warn_of_delta(log, method)
     return with_norms_it_uses(log, method)
 
 
 def with_norms_it_uses(log: NormLog, method: Method) -> NormLog:
     """The log without batch norms where its account does not use them."""
-    used = uses_batch_norms(log, method.between_records)
+    used = methods.uses_batch_norms(log, method.between_records)
     return log if used else replace(log, batch_norms=None)
 
 
 def as_read(log: NormLog, preset: str | None) -> NormLog:
-    """The log as an account with this preset reads it: the paper's has its rounding.
-
-    InputError where the preset's rounding is not that of the log.
-    """
+    """The log as a preset reads it; InputError where its rounding is not the log's."""
     if preset is None:
         return log
     paper = Levels(0.01, "nearest")

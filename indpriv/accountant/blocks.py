@@ -1,8 +1,4 @@
-"""An account in blocks of examples or units: records stream through threads or Ray. Sensitive.
-
-Every account of one log is computed in this way, whatever its relation, so that it streams, goes on
-where it was stopped, and runs on other machines.
-"""
+"""An account in blocks of examples or units: records stream through threads or Ray. Sensitive."""
 
 import errno
 import hashlib
@@ -31,7 +27,7 @@ from indpriv._files import ROW_GROUP_SIZE, sha256
 from indpriv._types import IntArray, NDArray, Progress
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.epsilon_table import Account, EpsilonTable
-from indpriv.errors import InputError, check_installed
+from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
@@ -79,12 +75,9 @@ def _run_ahead(
 
 
 class RayPool:
-    """Runs tasks on a Ray cluster, each on one core.
+    """Runs tasks on a Ray cluster, each on one core; n_tasks are expected to run at once.
 
     Nothing is kept in actors: a task whose worker or node dies runs again elsewhere.
-
-    Attributes:
-        n_tasks: that the cluster is expected to run at once; one with more cores runs more of them.
     """
 
     def __init__(self, ray: Any, n_tasks: int) -> None:
@@ -94,11 +87,7 @@ class RayPool:
     def connect(cls, workers: int | None = None) -> "RayPool":
         """The cluster at RAY_ADDRESS, the one of this machine, or a new one on this machine.
 
-        Args:
-            workers: n_tasks, by default the cores of the cluster.
-
-        Raises:
-            InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
+        InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
         """
         check_installed("Accounts on a cluster", "ray", "ray")
         import ray
@@ -106,16 +95,12 @@ class RayPool:
         if not ray.is_initialized():
             _check_answers(os.environ.get("RAY_ADDRESS", ""))
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        return cls(
-            ray, cores if workers is None else _checks.check_positive_int("workers", workers)
-        )
+        if workers is not None:
+            return cls(ray, _checks.check_positive_int("workers", workers))
+        return cls(ray, max(1, int(ray.cluster_resources().get("CPU", 1))))
 
     def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that begins work(*task) on a worker, and returns a reference to its result.
-
-        The reference may stand in another task for the result.
-        """
+        """Begins work(*task) on a worker: a reference to its result, also for other tasks."""
         run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
         shared = [self._ray.put(work)]  # in a list, Ray does not unpickle it
         return partial(run.remote, shared, versions())
@@ -124,29 +109,21 @@ class RayPool:
         self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
     ) -> Iterator[Result]:
         """Yield the results of work(*task) in the order of the tasks; both can be pickled."""
-        yield from _run_ahead(
-            self.sent(work), self._result, self._ray.cancel, tasks, n_at_once=self.n_tasks
-        )
+        yield from _run_ahead(self.sent(work), self._result, self._ray.cancel, tasks, self.n_tasks)
 
     def _result(self, running: Any) -> Any:
-        full = (
-            "the disk of a Ray node is full: free it, or start Ray with another directory for what "
-            "it spills (ray start --temp-dir)"
-        )
         try:
             return self._ray.get(running)
         except self._ray.exceptions.OutOfDiskError as error:
-            raise InputError(full) from error
+            raise refused("refusal.cluster", "full") from error
         except self._ray.exceptions.RayTaskError as error:
             cause: BaseException = error
             while isinstance(cause, self._ray.exceptions.RayTaskError):  # of the task that read
                 cause = cause.cause
             if isinstance(cause, ModuleNotFoundError):
-                raise InputError(
-                    f"a Ray worker cannot import {cause.name}: install indpriv on every node"
-                ) from error
+                raise refused("refusal.cluster", "no_module", name=cause.name) from error
             if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-                raise InputError(full) from error
+                raise refused("refusal.cluster", "full") from error
             raise cause from error
 
 
@@ -252,10 +229,7 @@ def epsilon_table(
     ids: NDArray[np.generic],
     found: Sequence[Columns],
 ) -> EpsilonTable:
-    """The table of some blocks; a `BlockAccount.table` once what all blocks share is given.
-
-    claim: and its reason. account: what epsilons mean.
-    """
+    """The table of some blocks; a `BlockAccount.table` once what all blocks share is given."""
     details = joined(found)
     epsilon, lower = details.pop("epsilon"), details.pop("epsilon_lower")
     return EpsilonTable(
@@ -277,10 +251,7 @@ def block_size(bytes_per_example: int) -> int:
 
 
 def one_blas_thread(function: AnyFunction) -> AnyFunction:
-    """Make a function use one thread in BLAS: their number changes the last bits of products.
-
-    Blocks have threads of their own.
-    """
+    """Make a function use one thread in BLAS: their number changes the last bits of products."""
     return cast(AnyFunction, threadpool_limits.wrap(limits=1, user_api="blas")(function))
 
 
@@ -303,16 +274,10 @@ def in_blocks(
 ) -> Generator[Result, None, None]:
     """Yield the results of work on consecutive blocks of examples or units, in order.
 
-    Memory does not grow with their number, and blocks do not depend on the workers.
-
-    Args:
-        log: the log whose records are read.
-        work: takes a block: the log of its examples, in memory.
-        size: the largest number of examples, or units, of a block.
-        ranges: positions of the examples or units, by default of all; no block is of two ranges.
-        first_row: (n_units + 1,) where the rows of each unit begin, if blocks are of units.
-        workers: the number of threads, by default one for each core, or a cluster.
-        progress: called with (position after a block, all examples or units), once it is done.
+    Memory does not grow with their number, and blocks do not depend on the workers. work takes the
+    log of a block, in memory, of at most `size` examples or units, by default of all; no block is
+    of two ranges. first_row: see `BlockAccount`. progress: called with (position after a block, all
+    examples or units), once it is done.
     """
     n = log.n_examples if first_row is None else len(first_row) - 1
     ranges = [(0, n)] if ranges is None else ranges
@@ -320,12 +285,14 @@ def in_blocks(
     done = (end for part in parts for _, end in part)
     if first_row is not None:
         parts = [[(int(first_row[one]), int(first_row[next_])) for one, next_ in p] for p in parts]
+    work_on = partial(_work_on, work)
     if isinstance(workers, int | None):
-        results: Generator[Result, None, None] = in_order(work, _blocks(log, parts), workers)
+        shares: Any = in_order(work_on, _shares(log.part, parts), workers)
     else:
-        shares = workers.in_order(partial(_work_on, work), _shares(log, parts, workers))
+        n_shares = -(-_SHARES * workers.n_tasks // max(1, len(parts)))
+        shares = workers.in_order(work_on, _shares(workers.sent(log.part), parts, n_shares))
+    with closing(shares):  # nothing runs on if progress or the caller stops it
         results = (result for share in shares for result in share)
-    with closing(results):  # nothing runs on if progress or the caller stops it
         for end, result in zip(done, results, strict=True):
             if progress is not None:
                 progress(end, n)
@@ -376,22 +343,10 @@ def _ranges(
         start = end
 
 
-def _blocks(log: NormLog, parts: Iterable[list[Range]]) -> Iterator[tuple[NormLog]]:
-    """The log of each block; the records of a part are read at once."""
-    for part in parts:
-        start = part[0][0]
-        read = log.part(start, part[-1][1])
-        yield from ((read.part(begin - start, end - start),) for begin, end in part)
-
-
 def _shares(
-    log: NormLog, parts: list[list[Range]], pool: RayPool
-) -> Iterator[tuple[NormLog, list[Range]]]:
-    """The blocks of each part in shares of nearly equal numbers, each beside the log of its part.
-
-    A part is read once, by a task of its own.
-    """
-    read, n_shares = pool.sent(log.part), -(-_SHARES * pool.n_tasks // max(1, len(parts)))
+    read: Callable[[int, int], Any], parts: Iterable[list[Range]], n_shares: int = 1 << 30
+) -> Iterator[tuple[Any, list[Range]]]:
+    """The blocks of each part, which is read once, in shares, by default of one, beside its log."""
     for part in parts:
         start, there = part[0][0], read(part[0][0], part[-1][1])
         blocks = [(begin - start, end - start) for begin, end in part]

@@ -2,20 +2,18 @@
 
 Given who took part when, a unit meets one Gaussian mechanism whose squared mu is the sum over its
 steps, by [9.7] of docs/explanation/proofs.md. Its neighbour contributes nothing ("zero_out"), or
-has other rows ("replace_one").
-
-What is known about units are columns with one value for each. Squared mu are rounded up.
+has other rows ("replace_one"). Columns of units, whose squared mu are rounded up:
 
 * n_rows, and participations: number of steps that it took part in.
 * own: squared mu at its own norms; a replacement points away from each row.
 * clipped: squared mu at max_grad_norm.
-* alike: squared mu if the replacement has the unit's own norms; only where rows are replaced.
 * least: squared mu that recorded norms show; 0 for units of several rows, which may cancel out.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -23,7 +21,7 @@ from scipy.special import ndtr, ndtri
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.accountant.method import Method, account_of, claim_of
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.accountant.units import Units, first_rows, rows_together
@@ -36,10 +34,7 @@ _REPEATING = ("with_replacement", "other")  # samplers that may draw an example 
 
 
 def known_blocks(log: NormLog, method: Method) -> BlockAccount:
-    """The account of a log with known participation; the worst case of a table is of its units.
-
-    If the rows of a unit are not neighbours in the log, its batch norms are read into memory.
-    """
+    """The account of a log with known participation; the worst case of a table is of its units."""
     units, first_row = Units.of(log), None
     # Full records are not read: they hold norms of steps that an example took no part in.
     log = log.only(slice(0))
@@ -61,9 +56,6 @@ def known_blocks(log: NormLog, method: Method) -> BlockAccount:
         epsilon = np.where(clipped, worst, np.minimum(own["epsilon"], worst))
         found = {"participations": known["participations"], **own}
         found |= {"epsilon": epsilon, "epsilon_lower": np.minimum(lower, epsilon)}
-        if _opposite(log, method):
-            alike = gaussian_bounds(known["alike"], method.delta)["epsilon"]
-            found["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
         if units is not None:
             found |= {"n_rows": known["n_rows"], "unit_worst_case": np.full(len(ids), worst)}
         return epsilon_table(worst, claim, account, ids, [found])
@@ -95,17 +87,14 @@ def known_units(
 def _in_batches(method: Method, block: NormLog) -> Columns:
     """What batch norms tell about the units of a block."""
     starts = first_rows(block)
-    n_rows, opposite = np.diff(np.append(starts, block.n_examples)), _opposite(block, method)
+    n_rows = np.diff(np.append(starts, block.n_examples))
     n, nothing = len(n_rows), np.zeros(len(n_rows))
-    own, clipped, alike, participations = nothing, nothing, nothing, np.zeros(n, np.int64)
+    found = nothing, nothing, np.zeros(n, np.int64)
     if block.batch_norms is not None:
         owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
         entries = block.batch_norms.read(0, block.n_examples)
-        own, clipped, participations = _squared_shifts(block, entries, owners, n, opposite)
-        if opposite:
-            alike = 4 * _squared_shifts(block, entries, owners, n)[0]
-    known = {"n_rows": n_rows, "participations": participations}
-    return known | {"own": own, "clipped": clipped, "alike": alike}
+        found = _squared_shifts(block, entries, owners, n, _opposite(block, method))
+    return {"n_rows": n_rows, **dict(zip(("own", "clipped", "participations"), found, strict=True))}
 
 
 def _opposite(log: NormLog, method: Method) -> float:
@@ -135,10 +124,8 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Co
         clipped = np.minimum(clipped + anybody, np.maximum(by_counts, clipped))
         if not np.isfinite(clipped).all():
             raise refused("refusal.account", "repeating", n=len(missing), log=log)
-        own, known["alike"] = own + anybody, known["alike"] + anybody
-    own = np.minimum(own, clipped)
-    known |= {"own": own, "clipped": clipped, "alike": np.minimum(known["alike"], own)}
-    return known | {"least": np.minimum(least, own)}
+        own = np.minimum(own + anybody, clipped)
+    return known | {"own": own, "clipped": clipped, "least": np.minimum(least, own)}
 
 
 def _squared_shifts(
@@ -146,12 +133,11 @@ def _squared_shifts(
     entries: BatchNormEntries,
     owners: IntArray | None,
     n: int,
-    opposite: float = 0.0,
+    opposite: float,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """(n,) own, clipped and participations of n units over the steps that they took part in.
 
-    entries: of their rows, ordered by position, then by step. owners: (n_rows,) unit of each row;
-    None if each row is a unit. opposite: see `_opposite`.
+    entries: ordered by position, then by step. owners: (n_rows,) units; None if rows are units.
     """
     unit = entries.position if owners is None else owners[entries.position]
     if owners is not None:
@@ -189,14 +175,9 @@ def _sums(values: FloatArray, ends: IntArray) -> FloatArray:
 
 def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float) -> FloatArray:
     """(n_entries,) contributions as fractions of max_grad_norm, plus `opposite`."""
-    if not log.levels.rounding:
-        relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
-    else:  # faster than to look fractions up
-        top = log.levels.top
-        level = max(log.levels.rounding, 1 / top)
-        relative = np.multiply(np.minimum(entries.norm, top), level, dtype=np.float64)
-    if not log.levels.rounding or top * level > 1:
-        np.minimum(relative, 1.0, out=relative)
-    if opposite:
-        relative += opposite
-    return np.asarray(relative)
+    norm: NDArray[Any] = entries.norm
+    if log.levels.rounding:
+        relative = log.levels.relative(norm)
+    else:
+        relative = np.minimum(norm / log.settings.max_grad_norm[entries.step], 1.0)
+    return np.asarray(relative + opposite if opposite else relative, np.float64)

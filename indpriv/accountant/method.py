@@ -2,9 +2,9 @@
 
 An account is called "exact" if it is never too small for this trajectory, else an "estimate".
 
-A clipping norm C may be a private release: drawn from the data before the first step by a mechanism
-that is (c, 0)-private when one row is added or removed. Each epsilon then grows by c for each row,
-or by 2 c if rows are replaced [9.5]; what that does to odds is [9.6] of docs/explanation/proofs.md.
+A clipping norm C may be a private release that costs (c, 0) when one row is added or removed. Each
+epsilon then grows by c for each row, or by 2 c if rows are replaced [9.5]; what that does to odds
+is [9.6] of docs/explanation/proofs.md.
 """
 
 from collections.abc import Mapping
@@ -117,10 +117,7 @@ def check_coins(log: NormLog) -> None:
 
 
 def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
-    """InputError unless a step is the pair of adding an example to a Poisson sample.
-
-    It is another one if rows share coins, batches were truncated, or an example is replaced.
-    """
+    """InputError unless a step is the pair of adding an example to a Poisson sample."""
     check_coins(log)
     if relation == "replace_one":
         raise refused("refusal.account", "add_remove", what=what)
@@ -129,10 +126,7 @@ def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
 
 
 def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account:
-    """What the epsilons of this log by this method mean.
-
-    rows: the largest number of rows of a unit, where rows of a unit are taken together.
-    """
+    """What the epsilons of a log mean; rows: the most of a unit, if taken together."""
     relation, known = method.relation_of(log.neighbouring), method.participation == "known"
     with_norms = () if log.batch_norms is None else log.batch_norms.steps
     return Account(
@@ -155,11 +149,7 @@ def account_of(log: NormLog, method: Method, rows: int | None = None) -> Account
 
 
 def uses_batch_norms(log: NormLog, between_records: str) -> bool:
-    """Whether an account of this log uses its batch norms.
-
-    It does not if steps without a full record count at max_grad_norm, or if training clipped each
-    example at its last full record: such an account is exact without them.
-    """
+    """Whether an account of this log uses its batch norms: some are exact without them."""
     some = log.batch_norms is not None and log.n_records < log.total_steps
     return some and between_records in ("last", "closest") and not log.individually_clipped
 
@@ -169,9 +159,8 @@ def claim_of(log: NormLog, method: Method) -> tuple[str, str]:
 
     An exact account needs norms that are rounded up or not at all, Poisson sampling, no caveat from
     recording, and every step either recorded, counted at max_grad_norm, or individually clipped at
-    its last recorded level. With known participation it reads batch norms only, and is exact if who
-    takes part is drawn without looking at data, and nothing recorded speaks against that. With
-    fixed-size batches it reads no norms. The reason of an estimate names all that makes it one.
+    its last recorded level. With known participation it reads batch norms only; with fixed-size
+    batches it reads no norms. The reason of an estimate names all that makes it one.
     """
     doubts, further = [], []
     mode = log.levels.rounding_mode
@@ -262,9 +251,8 @@ def details_with_release(
 ) -> dict[str, Any]:
     """Further columns of the steps of n examples, as those of the whole; cost is (n,)."""
     found: dict[str, Any] = dict(details)
-    for name in ("rdp_epsilon", "epsilon_if_replaced_alike"):
-        if name in found:
-            found[name] = found[name] + cost
+    if "rdp_epsilon" in found:
+        found["rdp_epsilon"] = found["rdp_epsilon"] + cost
     if "mu" in found:
         found["mu"] = mu_with_release(found["mu"], cost)
     if "true_positive_limit" in found:

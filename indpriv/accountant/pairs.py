@@ -20,7 +20,7 @@ from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp import divergences_of_pairs, renyi_divergences
-from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed
+from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed, neighbours
 from indpriv.norm_log.norm_log import NormLog
 
 _SLACK = 1e-9  # relative; of divergences and probabilities, far above the error of sums and logs
@@ -81,10 +81,7 @@ class Pairs:
         return self._losses(below=True)
 
     def epsilons(self, met: tight.Met) -> FloatArray:
-        """(n,) epsilon at delta of what n examples met, the larger of both ways; may be inf.
-
-        It is 0 for who is hardly ever drawn: if that has probability delta at most [5.2].
-        """
+        """(n,) epsilon, the larger way; may be inf, and 0 if hardly ever drawn [5.2]."""
         drawn = np.where(self.kinds.shift > 0, self.kinds.rate, 0.0)
         drawn = met.counts @ (self.kinds.steps @ drawn)
         ever = (drawn * (1 + 1e-9) > self.delta) | (met.gaussian > 0)
@@ -128,10 +125,8 @@ def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray,
         distinct = np.unique(values)
         axis = distinct if len(distinct) <= len(nodes) else np.array(nodes[::-1])
         axes.append(axis)
-        above = np.clip(np.searchsorted(axis, values), min(1, len(axis) - 1), None)
-        below = np.maximum(above - 1, 0)
+        below, above, up = neighbours(axis, values, curve)
         low, high = curve(axis[below]), curve(axis[above])
-        up = np.divide(curve(values) - low, high - low, out=np.ones(n), where=high > low)
         # Differences cancel where the curve is all but level: at shifts of about 10 and more
         up += np.divide(16 * U * high, high - low, out=np.zeros(n), where=high > low)
         # Below a node, some of it stays at the one below, where lower ends come from
@@ -168,12 +163,10 @@ def larger_epsilons(ways: Sequence[tight.Losses], met: tight.Met, delta: float) 
 def pair_epsilon(
     ways: tuple[Cells, Cells], steps: FloatArray, delta: float, squared_mu: float = 0.0
 ) -> float:
-    """Epsilon of one example that met each of n laws, given both ways, in `steps` (n,) steps.
-
-    squared_mu: of a Gaussian mechanism besides.
-    """
+    """Epsilon of one example that met n laws, given both ways, in `steps` (n,) steps."""
     met = tight.Met.of(csr_array(steps[None]), np.array([squared_mu]))
-    both = [tight.Losses.of_one(cells, met, delta) for cells in ways]
+    none, each = np.zeros(len(steps)), csr_array(np.eye(len(steps)))
+    both = [tight.Losses(cells, each, none, each) for cells in ways]
     return float(larger_epsilons(both, met, delta)[0])
 
 
@@ -188,18 +181,11 @@ def uses_pairs(log: NormLog, method: Method) -> bool:
 def replaced_divergences(
     own: FloatArray, other: FloatArray, sample_rate: FloatArray, orders: FloatArray
 ) -> FloatArray:
-    """Rényi divergences of one step, of P from Q; never too small. Swap a and b for Q from P.
+    """(n_orders, n) Rényi divergences of one step, of P from Q [9.1]; never too small.
 
-    Args:
-        own: (n,) a, the example's contribution over the noise.
-        other: (n,) b, that of its replacement, which points the other way.
-        sample_rate: (n,) in (0, 1].
-        orders: (n_orders,) above 1.
-
-    Returns:
-        (n_orders, n) nats.
+    own, other: (n,) a and b, contributions over the noise of the example and of its replacement,
+    which points the other way. Swap them for Q from P.
     """
-    # One dimension and opposite directions are the worst [9.1].
     # By quasi-convexity, revealing whether the example was sampled can only raise the divergence.
     length = own + other
     found = orders[:, None] * np.square(length) / 2
@@ -219,11 +205,7 @@ def replaced_divergences(
 def fixed_size_divergences(
     shift: FloatArray, sample_rate: FloatArray, orders: FloatArray
 ) -> FloatArray:
-    """(n_orders, n) bounds of the Rényi divergence of one step, in both directions [9.3].
-
-    shift: (n,) u, twice the clipping norm over the noise; sample_rate: (n,) q in (0, 1]; orders:
-    above 1.
-    """
+    """(n_orders, n) bounds of one step, both ways [9.3]; shift: (n,) 2 * norm / noise."""
     found = orders[:, None] * np.square(shift) / 2
     low = np.floor(orders).astype(np.int64)
     whole = np.unique(np.append(low, low + 1))
@@ -374,12 +356,8 @@ def pair_divergences(
     `other` for the other direction. Where nothing takes the example's place, removing it costs at
     least as much as adding it (Mironov, Talwar and Zhang 2019, Theorem 5).
 
-    Args:
-        cases: of each mechanism.
-        own: (n,) contribution over the noise.
-        other: (n,) that of what takes the example's place, which may be 0; None if nothing does.
-        one: (n,) that of a gradient at max_grad_norm.
-        orders: (n_orders,) above 1.
+    (n,) contributions over the noise: own; other, of what takes the example's place, None if
+    nothing does; one, of a gradient at max_grad_norm.
     """
 
     def log_excess(case: Case) -> FloatArray:
@@ -401,26 +379,16 @@ def pair_divergences(
     return np.asarray(np.logaddexp(0.0, excess) / (orders - 1)[:, None])
 
 
-def pair_laws(
-    log: NormLog, method: Method, kinds: StepKinds, one: FloatArray
-) -> tuple[list[Law], Law | None]:
+def pair_laws(log: NormLog, method: Method, kinds: StepKinds, one: FloatArray) -> list[Law]:
     """What a step of each kind (n,) costs in each neighbouring direction that may be the larger.
 
-    Args:
-        log: of the run.
-        method: of the account.
-        kinds: with the example's own norms.
-        one: (n,) shift of a gradient at max_grad_norm.
-
-    Returns:
-        these; and that of a replacement with the example's own norms, if examples are replaced.
+    kinds: with the example's own norms; one: (n,) shift of a gradient at max_grad_norm.
     """
     relation, own = method.relation_of(log.neighbouring), kinds.shift
     if log.sampler == "fixed_size":
-        return [partial(fixed_size_divergences, 2 * own, kinds.rate)], None
+        return [partial(fixed_size_divergences, 2 * own, kinds.rate)]
     law = partial(pair_divergences, cases_of(log, kinds.rate))
     if relation == "add_remove":
-        return [partial(law, own, None, one)], None
+        return [partial(law, own, None, one)]
     other = one if relation == "replace_one" else 0 * one
-    both: list[Law] = [partial(law, own, other, one), partial(law, other, own, one)]
-    return both, partial(law, own, own, one) if relation == "replace_one" else None
+    return [partial(law, own, other, one), partial(law, other, own, one)]

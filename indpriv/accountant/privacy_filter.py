@@ -60,37 +60,34 @@ class PrivacyFilter:
         delta: float,
         noise_multiplier: float,
         sample_rate: float,
-        order: float | None = None,
         conversion: str = "canonne2020",
     ) -> "PrivacyFilter":
-        """The filter that guarantees (epsilon, delta).
+        """The filter that guarantees (epsilon, delta) and lets an example take part the most.
+
+        Its order is the one at which the largest number of steps at max_grad_norm fits.
 
         Args:
             epsilon: to guarantee to every example, above 0.
             delta: of the guarantee, in (0, 1).
             noise_multiplier: planned for training; used only to choose the order.
-            sample_rate: planned for training; used only to choose the order.
-            order: of the divergence; by default the one at which the largest number of steps at
-                max_grad_norm fits under the cap.
+            sample_rate: likewise.
             conversion: see `indpriv.account`.
 
         Raises:
             InputError: no order gives a cap above 0.
         """
         delta = _checks.check_delta(delta)
-        orders = _ORDERS if order is None else _checks.check_orders([order])
-        caps = epsilon - epsilon_offsets(orders, delta, conversion)
+        caps = epsilon - epsilon_offsets(_ORDERS, delta, conversion)
         step = compute_rdp(
             sample_rate=sample_rate,
             noise_multiplier=noise_multiplier,
             relative_norms=[1.0],
-            orders=orders,
+            orders=_ORDERS,
         )[0]
         best = int(np.argmax(caps / step))
         if caps[best] <= 0:
-            at = "any order" if order is None else f"order {order:g}"
-            raise refused("refusal.filter", "nothing_left", epsilon=epsilon, delta=delta, at=at)
-        return cls(float(orders[best]), float(caps[best]))
+            raise refused("refusal.filter", "nothing_left", epsilon=epsilon, delta=delta)
+        return cls(float(_ORDERS[best]), float(caps[best]))
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
         """The epsilon that the cap guarantees, by the conversion at this one order."""
@@ -105,18 +102,12 @@ class PrivacyFilter:
         sample_rate: float,
         units: IntArray | None = None,
     ) -> FloatArray:
-        """(n,) divergence of one step, rounded up.
+        """(n,) divergence of one step, rounded up; InputError for settings out of range.
 
-        Args:
-            relative_norms: (n,) clip thresholds as fractions of max_grad_norm.
-            noise_multiplier: of the step.
-            sample_rate: of the step.
-            units: (n,) number, from 0, of the unit that each row belongs to: each row is then
-                charged for all rows of its unit together. None if each row is a unit.
+        relative_norms: (n,) clip thresholds as fractions of max_grad_norm. units: (n,) number, from
+        0, of the unit that each row belongs to: each row is then charged for all rows of its unit.
         """
         norms = np.asarray(relative_norms, dtype=np.float64)
-        if units is not None:
-            return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
         distinct, inverse = np.unique(norms, return_inverse=True)
         rdp = compute_rdp(
             sample_rate=sample_rate,
@@ -124,15 +115,14 @@ class PrivacyFilter:
             relative_norms=distinct,
             orders=[self.order],
         )
+        if units is not None:
+            return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
         return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
 
     def _charges_of_units(
         self, norms: FloatArray, units: IntArray, noise_multiplier: float, sample_rate: float
     ) -> FloatArray:
-        """(n_units,) charge for all rows of each unit.
-
-        A step is interpolated between two whole numbers of equal rows [8.3].
-        """
+        """(n_units,) charges; a step is shared between numbers of equal rows [8.3]."""
         total = np.bincount(units, norms) * _SUMMED
         largest = np.zeros(len(total))
         np.maximum.at(largest, units, norms)
@@ -151,8 +141,7 @@ class PrivacyFilter:
     def spent(self, log: NormLog, left_out_at: IntArray) -> FloatArray:
         """(n_examples,) divergence that each example, or its unit, spent according to the log.
 
-        left_out_at: (n_examples,) the first step without the example; total_steps or more if it
-            stayed to the end.
+        left_out_at: (n_examples,) the first step without the example, if any.
         """
         n, owned, settings = log.n_examples, Units.of(log), log.settings
         units = None if owned is None else owned.numbers
@@ -178,11 +167,7 @@ class PrivacyFilter:
 def _bounds(
     steps: Callable[[NormLog], Columns], policy: PrivacyFilter, method: Method, block: NormLog
 ) -> Columns:
-    """Bounds of the units of a block by the steps, by the cap, and by what each unit spent.
-
-    steps: these bounds without the filter. EvidenceError if by the log a unit spent more than the
-    cap.
-    """
+    """Bounds by the steps, the cap, and what each unit spent, which is no more: EvidenceError."""
     found, left_out_at = steps(block), cast(Filtered, block.filtered).left_out_at
     starts = first_rows(block)
     spent = np.maximum.reduceat(policy.spent(block, left_out_at), starts)

@@ -61,9 +61,7 @@ def compute_rdp(
     Raises:
         InputError: a value outside its range.
 
-    >>> compute_rdp(
-    ...     sample_rate=1.0, noise_multiplier=2.0, relative_norms=[0.0, 1.0], orders=[2.0, 8.0]
-    ... )
+    >>> compute_rdp(sample_rate=1, noise_multiplier=2, relative_norms=[0, 1], orders=[2, 8])
     array([[0.  , 0.  ],
            [0.25, 1.  ]])
     """
@@ -78,11 +76,7 @@ def compute_rdp(
 def renyi_divergences(
     shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1
 ) -> FloatArray:
-    """(n, n_orders) Rényi divergences of one step, unchecked.
-
-    shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of
-    that shift.
-    """
+    """(n, n_orders) of one step, unchecked; k: rows of one owner, each of that shift (n,)."""
     row = np.repeat(np.arange(len(shifts)), len(orders))
     values = divergences_of_pairs(shifts, sample_rates, row, np.tile(orders, len(shifts)), k)
     return values.reshape(len(shifts), len(orders))
@@ -222,10 +216,7 @@ def _density_ratio(
 def _log_moments(
     mechanisms: Sequence[FloatArray], k: int, row: IntArray, order: FloatArray
 ) -> FloatArray:
-    """(n_cells,) log of E[f^order] of (row, order) cells: one grid per row serves all its orders.
-
-    mechanisms: as of `_grid`. Small ones are left to `_small_log_moments`.
-    """
+    """(n_cells,) log of E[f^order]: one `_grid` per row serves all its orders."""
     shift, other, _, h = mechanisms
     first = -np.ceil((_REACH + other) / h)
     end = order * (k * shift + other)[row] + _REACH
@@ -308,13 +299,7 @@ def true_positive_limit(rdp: FloatArray, orders: FloatArray) -> FloatArray:
     A divergence rho at order alpha leaves a test with false-positive rate k a true-positive rate of
     at most (k e^rho)^((alpha - 1) / alpha): arXiv 1702.07476v3, Proposition 10. Every order holds.
 
-    Args:
-        rdp: (n_examples, n_orders) of a run with the example from one without; may be infinite.
-        orders: above 1; (n_orders,), or of the shape of rdp.
-
-    >>> orders = np.array([2.0, 4.0, 8.0])
-    >>> true_positive_limit(0.5 * 0.66**2 * orders[None], orders).round(3)  # Gaussian, mu = 0.66
-    array([0.061])
+    rdp: (n_examples, n_orders) of a run with the example from one without; may be infinite.
     """
     log_rates = (np.log(FALSE_POSITIVE_RATE) + rdp) * (1 - 1 / orders)
     limit = np.exp(np.minimum(log_rates.min(axis=1), 0.0))
@@ -331,12 +316,11 @@ def taken(columns: Columns, examples: IntArray) -> Columns:
     return {name: values[examples] for name, values in columns.items()}
 
 
-def tightened(bounds: Columns, epsilon: FloatArray, lower: FloatArray | float = 0.0) -> Columns:
-    """Rényi bounds, lowered to tight ones (n,) where those are smaller, with their lower ends."""
-    least = np.minimum(epsilon, bounds["epsilon"])
+def tightened(bounds: Columns, epsilon: FloatArray) -> Columns:
+    """Rényi bounds, lowered to tight ones (n,) where those are smaller."""
     return {
-        "epsilon": least,
-        "epsilon_lower": np.minimum(lower, least),
+        "epsilon": np.minimum(epsilon, bounds["epsilon"]),
+        "epsilon_lower": bounds["epsilon_lower"],
         "rdp_epsilon": bounds["epsilon"],
         "true_positive_limit": bounds["true_positive_limit"],
     }
@@ -347,19 +331,15 @@ class RdpAccountant:
 
     Every order gives a bound, so the choice of one can only be loose, never wrong. The bound of an
     example has one valley over the orders: it is looked for at few orders, then nearer by [7.3].
+
+    divergences: of one count, from orders to the (n_orders, n_cells) of all cells. If they are slow
+    to compute, from (n,) cells and an order each to (n,), of those that are needed.
     """
 
     def __init__(
         self, divergences: Callable[..., FloatArray], method: Method, *, slow: bool = False
     ) -> None:
-        """Compute the divergences that every block needs.
-
-        Args:
-            divergences: of one count, from orders to the (n_orders, n_cells) of all cells. If they
-                are slow, from (n,) cells and an order each to (n,), of those that are needed.
-            method: delta, conversion and orders; if no orders are given, those of a fixed grid.
-            slow: whether divergences are slow to compute.
-        """
+        """Compute the divergences that every block needs."""
         own = method.orders
         self._divergences, self._stride = divergences, _EVERY if own is None else 1
         self._orders = _ORDERS if own is None else np.unique(np.asarray(own, np.float64))
@@ -375,14 +355,11 @@ class RdpAccountant:
         self._kept = dict(self._rows)
 
     def epsilons(self, counts: Counts, gaussian: FloatArray | None = None) -> Columns:
-        """Upper bounds for each example, and at which order.
-
-        gaussian: (n,) squared mu of a Gaussian mechanism that each met besides.
-        """
+        """Upper bounds; gaussian: (n,) squared mu of mechanisms that each met besides."""
         if isinstance(counts, csr_array) and counts.shape[1] <= MOST_DENSE:
             counts = counts.toarray()
         n, last = counts.shape[0], len(self._orders) - 1
-        bound, place, limit = np.full(n, np.inf), np.zeros(n, np.int64), np.ones(n)
+        bound, limit, place = np.full(n, np.inf), np.ones(n), np.zeros(n, np.int64)
         costs = np.zeros(n, bool)
         todo = [(np.arange(n), self._first, self._stride)]
         while todo:

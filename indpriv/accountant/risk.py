@@ -1,10 +1,9 @@
 """What an account says of attacks: success rates, and the strongest one's evidence. Sensitive.
 
-An attacker sees the whole trajectory and must decide whether an example was in the training set.
-"Absent" is the null hypothesis ("replaced" where another takes its place): the false-positive rate
-is how often the attack says "present" of a run without the example, the true-positive rate how
-often it says so of a run with it. Individual figures describe attacks on this run's trajectory as
-it happened; only those of the worst case limit attacks in general.
+An attacker sees the whole trajectory. "Absent" is the null hypothesis ("replaced" where another
+takes its place): the false-positive rate is how often the attack says "present" of a run without
+the example, the true-positive rate of a run with it. Individual figures describe attacks on this
+run's trajectory as it happened; only those of the worst case limit attacks in general.
 """
 
 from dataclasses import dataclass, replace
@@ -15,20 +14,12 @@ from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
 from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray, Progress
+from indpriv.accountant import method as methods
 from indpriv.accountant.account import checked, worst_case
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.known import known_units
-from indpriv.accountant.method import (
-    Method,
-    account_of,
-    advantage_with_release,
-    check_poisson_pairs,
-    claim_of,
-    mu_with_release,
-    rate_after_release,
-    warn_of_delta,
-)
+from indpriv.accountant.laws import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
+from indpriv.accountant.method import Method
 from indpriv.accountant.pairs import Pairs, clipped_in_every_step, larger_epsilons
 from indpriv.accountant.rdp import joined, kl_divergences
 from indpriv.accountant.steps import Steps
@@ -39,6 +30,7 @@ from indpriv.norm_log.norm_log import NormLog
 
 _LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 _LEAST_DELTA = 1e-30  # curves are read down to such deltas
+_CURVE = "the privacy curve of a run"
 _MU_POINTS = 5  # epsilons at which a Gaussian curve is compared with an example's
 
 
@@ -55,26 +47,18 @@ class Risk:
         delta: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
         mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below
             the run's, at some epsilons from 0 to epsilon(delta). An approximation.
-        mu_error: (n,) by how much its delta exceeds the bound of the run's there, at most.
     """
 
     advantage: FloatArray
     true_positive_rate: FloatArray
     delta: FloatArray
     mu: FloatArray
-    mu_error: FloatArray
 
     def at_most(self, worst: "Risk", clipped: BoolArray) -> "Risk":
-        """The same, limited by the worst case, since curves rise with the norm.
-
-        clipped: (n,) examples that were clipped in every step: they have the worst case's figures.
-        """
-        found = {}
-        for name, values in vars(self).items():
-            limit = getattr(worst, name)
-            values = values if name == "mu_error" else np.minimum(values, limit)
-            found[name] = np.where(clipped, limit.T, values.T).T
-        return Risk(**found)
+        """Limited by the worst case, which those have that were clipped in every step."""
+        ends = zip(vars(self).items(), vars(worst).values(), strict=True)
+        limited = {name: (np.minimum(values, most), most) for (name, values), most in ends}
+        return Risk(**{k: np.where(clipped, m.T, x.T).T for k, (x, m) in limited.items()})
 
 
 @dataclass(frozen=True)
@@ -90,43 +74,37 @@ class Readings:
     @classmethod
     def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> "Readings":
         """Check the arguments."""
+        wanted = "numbers in (0, 1), e.g. 0.001", "finite numbers of at least 0, e.g. 1.0"
         rates = _checks.check_row(
-            "false_positive_rate",
-            false_positive_rate,
-            lambda x: (x > 0) & (x < 1),
-            "numbers in (0, 1), e.g. 0.001",
+            "false_positive_rate", false_positive_rate, lambda x: (x > 0) & (x < 1), wanted[0]
         )
         epsilons = _checks.check_row(
-            "epsilon",
-            epsilon,
-            lambda x: np.isfinite(x) & (x >= 0),
-            "finite numbers of at least 0, e.g. 1.0",
+            "epsilon", epsilon, lambda x: np.isfinite(x) & (x >= 0), wanted[1]
         )
         return cls(rates, epsilons, delta)
 
     @property
     def _of_steps(self) -> tuple[FloatArray, FloatArray]:
         """The false-positive rates and epsilons at which to read the curves of steps."""
-        rates = rate_after_release(self.false_positive_rate, self.clipping_norm_cost)
+        rates = methods.rate_after_release(self.false_positive_rate, self.clipping_norm_cost)
         epsilons = np.maximum(self.epsilon - self.clipping_norm_cost, 0.0)
         return np.minimum(rates, _LARGEST_RATE), epsilons
 
     def _composed(self, steps: Risk) -> Risk:
         """The risk of steps and a private clipping norm, from what was read of the steps."""
         cost = self.clipping_norm_cost
+        beyond = methods.rate_after_release(self.false_positive_rate, cost) > _LARGEST_RATE
+        power = np.where(beyond, 1.0, steps.true_positive_rate)
         if not cost:
-            return steps
-        advantage = advantage_with_release(steps.advantage, cost)
-        mu = mu_with_release(steps.mu, cost)
+            return replace(steps, true_positive_rate=power)
+        advantage = methods.advantage_with_release(steps.advantage, cost)
         # Below epsilon `cost`, the curve of the steps gives no bound.
         delta = np.where(self.epsilon < cost, 1.0, steps.delta)
-        beyond = rate_after_release(self.false_positive_rate, cost) > _LARGEST_RATE
         return Risk(
             advantage=advantage,
-            true_positive_rate=np.where(beyond, 1.0, steps.true_positive_rate),
+            true_positive_rate=power,
             delta=np.minimum(delta, advantage[:, None]),
-            mu=mu,
-            mu_error=gaussian_delta(np.zeros(len(mu)), mu),
+            mu=methods.mu_with_release(steps.mu, cost),
         )
 
     def off(self, pairs: Pairs, met: Met) -> Risk:
@@ -146,15 +124,11 @@ class Readings:
                 true_positive_rate=np.clip(np.reshape(power, (len(rates), n)).T, rates, limit),
                 delta=np.reshape(delta, (len(epsilons), n)).T,
                 mu=mu,
-                mu_error=np.max(gaussian_delta(points, mu) - curve, axis=0, initial=0.0),
             )
         )
 
-    def off_gaussian(self, mu: FloatArray, least: FloatArray) -> Risk:
-        """Read the curves of Gaussian mechanisms: mu (n,) from above and, at most as large, below.
-
-        mu is a sensitivity over the noise's standard deviation.
-        """
+    def off_gaussian(self, mu: FloatArray) -> Risk:
+        """Read the curves of Gaussian mechanisms: mu (n,), from above."""
         (rates, epsilons), more = self._of_steps, 1 + GAUSSIAN_ERROR
         # A figure that is too small for a float is not 0.
         smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)[:, None]
@@ -166,7 +140,6 @@ class Readings:
                 true_positive_rate=np.minimum(ndtr(ndtri(rates) + mu[:, None]) * more, 1.0),
                 delta=delta[:, 1:],
                 mu=mu,
-                mu_error=np.where(least < mu, delta[:, 0], 0.0),
             )
         )
 
@@ -228,7 +201,6 @@ class RiskTable:
             **dict(zip(rates, risk.true_positive_rate.T, strict=True)),
             **dict(zip(at, risk.delta.T, strict=True)),
             "mu": risk.mu,
-            "mu_error": risk.mu_error,
         }
 
 
@@ -274,27 +246,23 @@ def membership_risk(
     >>> round(float(table.worst_case.delta[0, 0]), 7), table.claim
     (1e-05, 'estimate')
     """
-    method = Method(
-        delta=delta,
-        accountant="pld",
-        between_records=between_records,
-        participation=participation,
-    )
+    by_losses = Method(delta=delta, accountant="pld", between_records=between_records)
+    method = replace(by_losses, participation=participation)
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
     if participation == "known":
         units = Units.of(log)
-        account = account_of(log, method, None if units is None else int(units.n_rows.max()))
+        most_rows = None if units is None else int(units.n_rows.max())
+        account = methods.account_of(log, method, most_rows)
         # Of the largest unit: no other one costs more
         readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
-        warn_of_delta(log, method)
+        methods.warn_of_delta(log, method)
         known = known_units(log, method, progress=progress, workers=workers)
-        worst = np.sqrt(known["clipped"].max(keepdims=True))
-        of_all = readings.off_gaussian(np.sqrt(known["own"]), np.sqrt(known["least"]))
-        risks = of_all, readings.off_gaussian(worst, worst)
+        worst = readings.off_gaussian(np.sqrt(known["clipped"].max(keepdims=True)))
+        found = readings.off_gaussian(np.sqrt(known["own"]))
         ids = np.asarray(log.example_ids if units is None else units.ids)
-        return RiskTable(ids, *risks, rates, at, *claim_of(log, method), account)
-    check_poisson_pairs(log, method.relation_of(log.neighbouring), "the privacy curve of a run")
+        return RiskTable(ids, found, worst, rates, at, *methods.claim_of(log, method), account)
+    methods.check_poisson_pairs(log, method.relation_of(log.neighbouring), _CURVE)
     log = checked(log, method)
     readings, limit = _worst_case(log, method, readings)
     steps = Steps.of(log, method.between_records)
@@ -310,8 +278,8 @@ def membership_risk(
     size = steps.block_size
     blocks = in_blocks(log, of_block, size=size, workers=workers, progress=progress)
     individual, ids = Risk(**joined([vars(one) for one in blocks])), np.asarray(log.example_ids)
-    account = account_of(log, method)
-    return RiskTable(ids, individual, limit, rates, at, *claim_of(log, method), account)
+    account = methods.account_of(log, method)
+    return RiskTable(ids, individual, limit, rates, at, *methods.claim_of(log, method), account)
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
@@ -319,7 +287,7 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
 
     It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
-    check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
+    methods.check_poisson_pairs(log, "add_remove", _CURVE)
     method = Method(delta=delta, accountant="pld")
     return _worst_case(log, method, Readings.of(false_positive_rate, (), delta=delta))[1]
 
@@ -345,24 +313,17 @@ def predicted_evidence(
 
     The attacker's evidence about an example is the sum over steps of the log-likelihood ratio
     log f(z) (see `indpriv.attack_scores`). With z ~ N(0, 1), its mean is the sum of KL(P||Q) =
-    E[f log f] if the example takes part, and minus the sum of KL(Q||P) = E[-log f] if it does not;
-    its exponential moments are the Rényi divergences that RDP accounts add up.
-
-    Args:
-        log: the norm log of the run.
-        between_records: as of `indpriv.account`.
-        orders: Rényi orders, above 1.
-
-    Returns:
-        a row for each example: these two sums, with_example and without_example; their sum, the
-        separation, which is the square of a mu; and under each order the sum of divergences.
+    E[f log f] if the example takes part (with_example), and minus the sum of KL(Q||P) = E[-log f]
+    if it does not (without_example). A row for each example has these sums; their sum, the
+    separation, which is the square of a mu; and under each order, above 1, the sum of Rényi
+    divergences, which are the evidence's exponential moments.
 
     >>> log = NormLog.from_arrays([[0.5, 2.0]], [0], total_steps=4, noise_multiplier=2.0,
     ...                           max_grad_norm=1.0, sample_rate=1.0)
     >>> predicted_evidence(log)["separation"].tolist()
     [0.25, 1.0]
     """
-    check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
+    methods.check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
     steps = Steps.of(log, between_records)
     kl = kl_divergences(steps.laws.shift, steps.laws.rate)
     renyi = steps.laws.divergences(np.asarray(orders, dtype=np.float64))

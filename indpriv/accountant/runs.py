@@ -2,10 +2,8 @@
 
 Rényi divergences and losses add up, also if later runs were planned by looking at earlier ones
 (adaptive composition: Mironov 2017, arXiv:1702.07476v3, Proposition 1; Zhu, Dong and Wang 2022,
-arXiv:2106.08567v4, Theorem 10). So the cells of all runs lie side by side, and what a run counts is
-placed at its people among those of all runs. Runs with known participation together are one
-Gaussian law for each person, whose squared mu adds up. Someone who was in one run only has the
-epsilon of that run.
+arXiv:2106.08567v4, Theorem 10). So the cells of all runs lie side by side. Runs with known
+participation together are one Gaussian law for each person, whose squared mu adds up.
 """
 
 import math
@@ -20,19 +18,11 @@ from scipy.sparse import csr_array, hstack
 from indpriv import _checks
 from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, Progress
+from indpriv.accountant import method as methods
 from indpriv.accountant.account import Bounds, checked
 from indpriv.accountant.blocks import block_size, epsilon_table, in_order
 from indpriv.accountant.known import gaussian_bounds, known_units
-from indpriv.accountant.method import (
-    ESTIMATE,
-    Method,
-    account_of,
-    check_poisson_pairs,
-    claim_of,
-    clipping_norm_cost,
-    details_with_release,
-    warn_of_delta,
-)
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp import Columns, epsilon_offsets, joined
 from indpriv.accountant.steps import StepKinds, Steps
 from indpriv.accountant.units import UnitCells, Units, clipped_rows, rows_together
@@ -41,6 +31,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 BY = ("example_id", "unit_id")
+_MOST = 1e9  # runs, or shape of their law, below which floats find its parameter
 _ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
 
 
@@ -100,21 +91,17 @@ def compose(
         between_records=between_records,
         neighbouring=neighbouring,
     )
-    methods = methods_of(runs, method, participation)
+    by_run = methods_of(runs, method, participation)
     logs = [
         _checked(log, own, by, number)
-        for number, (log, own) in enumerate(zip(runs, methods, strict=True), start=1)
+        for number, (log, own) in enumerate(zip(runs, by_run, strict=True), start=1)
     ]
-    ids, n_rows, composed = _laid_out(logs, methods, by)
-    method, largest = methods[0], n_rows.max(axis=1)
+    ids, n_rows, composed = _laid_out(logs, by_run, by)
+    method, largest = by_run[0], n_rows.max(axis=1)
     # Worst cases and costs, first of someone with the most rows of each run, then of everyone
     patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
-    costs = np.stack(
-        [
-            clipping_norm_cost(run.log, run.log.neighbouring, rows.astype(np.float64))
-            for run, rows in zip(composed, patterns, strict=True)
-        ]
-    )
+    each = zip([run.log for run in composed], patterns.astype(np.float64), strict=True)
+    costs = np.stack([methods.clipping_norm_cost(x, x.neighbouring, rows) for x, rows in each])
     first, everyone = pattern.ravel()[0], pattern.ravel()[1:]
     total = costs.sum(axis=0)
     worst_cases = _worst_cases(composed, patterns, method) + total
@@ -123,7 +110,7 @@ def compose(
     if tuning is not None:
         most = _best_published(composed, largest, costs[:, first], tuning, method)
         worst = np.minimum(worst, most)
-    found = details_with_release(found, total[everyone])
+    found = methods.details_with_release(found, total[everyone])
     epsilon = np.minimum(found["epsilon"] + total[everyone], worst)
     lower = np.minimum(found["epsilon_lower"], epsilon)
     found |= {"epsilon": epsilon, "epsilon_lower": lower}
@@ -146,15 +133,15 @@ def methods_of(
     each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
     if len(each) != len(runs):
         raise refused("refusal.composed", "participations", n=len(each), of=len(runs))
-    methods = [replace(method, participation=one) for one in each]
-    relations = [one.relation_of(log.neighbouring) for one, log in zip(methods, runs, strict=True)]
+    by_run = [replace(method, participation=one) for one in each]
+    relations = [one.relation_of(log.neighbouring) for one, log in zip(by_run, runs, strict=True)]
     if "known" in each and set(relations) == {"add_remove", "zero_out"}:
         relations = ["zero_out"] * len(runs)
     for name, values in (("unit", [log.unit for log in runs]), ("neighbouring", relations)):
         if len(set(values)) > 1:
             said = {"name": name, "values": ", ".join(map(repr, values))}
             raise refused("refusal.composed", "differ", **said)
-    return [replace(one, neighbouring=relations[0]) for one in methods]
+    return [replace(one, neighbouring=relations[0]) for one in by_run]
 
 
 def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
@@ -166,11 +153,11 @@ def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
         raise refused("refusal.account", "rows", log=log, n_units=len(units))
     log = replace(log, neighbouring=method.relation_of(log.neighbouring))
     if method.participation == "secret":
-        check_poisson_pairs(log, log.neighbouring, "a composition of runs")
+        methods.check_poisson_pairs(log, log.neighbouring, "a composition of runs")
         if by == "example_id":
             return checked(log, method)
         log = replace(log, batch_norms=None)
-    warn_of_delta(log, method)
+    methods.warn_of_delta(log, method)
     return log
 
 
@@ -199,9 +186,9 @@ class Tuning:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and self.mean >= 1):
+        if not 1 <= self.mean <= _MOST:
             raise InputError(f"mean={self.mean} runs; pass the expected number, at least 1")
-        if not self.shape >= 0:
+        if not (0 <= self.shape <= _MOST or self.shape == math.inf):
             raise InputError(f"shape={self.shape}; pass 0 (logarithmic), 1 (geometric), a number "
                              "between or above, or inf (Poisson)")  # fmt: skip
 
@@ -288,12 +275,9 @@ class _Run:
 
 
 def _laid_out(
-    logs: Sequence[NormLog], methods: Sequence[Method], by: str
+    logs: Sequence[NormLog], by_run: Sequence[Method], by: str
 ) -> tuple[NDArray[np.generic], IntArray, list[_Run]]:
-    """All ids in the order of first appearance, (n_runs, n) rows of each, and the runs.
-
-    InputError if ids have different types, or units of several rows cannot be composed.
-    """
+    """All ids in the order of first appearance, (n_runs, n) rows of each, and the runs."""
     owners = [np.asarray(log.unit_ids if by == "unit_id" else log.example_ids) for log in logs]
     if len({own.dtype.kind in "iu" for own in owners}) > 1:
         raise refused("refusal.composed", "types")
@@ -301,11 +285,11 @@ def _laid_out(
     people = np.split(numbers, np.cumsum([len(own) for own in owners])[:-1])  # of rows
     n_rows = np.stack([np.bincount(person, minlength=len(ids)) for person in people])
     several = bool((n_rows > 1).any())
-    secret = any(method.participation == "secret" for method in methods)
-    if methods[0].accountant == "pld" and several and secret:
+    secret = any(method.participation == "secret" for method in by_run)
+    if by_run[0].accountant == "pld" and several and secret:
         raise refused("refusal.composed", "several_rows", unit=logs[0].unit, n=n_rows.max())
     runs = []
-    for log, method, person, rows in zip(logs, methods, people, n_rows, strict=True):
+    for log, method, person, rows in zip(logs, by_run, people, n_rows, strict=True):
         cells: Steps | UnitCells | None = None
         squared_mu, clipped, first_row = np.zeros(len(ids)), 0.0, np.append(0, np.cumsum(rows))
         if method.participation == "known":
@@ -386,16 +370,17 @@ def _best_published(
 
 def _claim(runs: Sequence[_Run]) -> tuple[str, str]:
     """The weakest claim of the runs, with the reasons of those that have it."""
-    claims = [claim_of(run.log, run.method) for run in runs]
-    claim = ESTIMATE if any(found == ESTIMATE for found, _ in claims) else claims[0][0]
-    reasons = [f"Run {number}: {reason}" for number, (found, reason) in enumerate(claims, start=1)
-               if found == claim]  # fmt: skip
-    return claim, " ".join(reasons)
+    claims = [methods.claim_of(run.log, run.method) for run in runs]
+    found = [claim for claim, _ in claims]
+    weakest = methods.ESTIMATE if methods.ESTIMATE in found else found[0]
+    numbered = enumerate(claims, start=1)
+    reasons = (f"Run {n}: {reason}" for n, (claim, reason) in numbered if claim == weakest)
+    return weakest, " ".join(reasons)
 
 
 def _account(runs: Sequence[_Run], rows_per_unit: int | None) -> Account:
     """What the composed epsilons mean; what differs between runs is named by its weakest form."""
-    accounts = [account_of(run.log, run.method) for run in runs]
+    accounts = [methods.account_of(run.log, run.method) for run in runs]
     secret = [account for account in accounts if account.participation == "secret"]
     samplers = {account.sampler for account in secret or accounts}
     steps = sum(account.total_steps for account in accounts)

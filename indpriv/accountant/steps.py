@@ -2,23 +2,21 @@
 
 A kind of step is a shift u, the example's clipped norm over the noise's standard deviation, and a
 sample rate q. Kinds dominate each other in both u and q, and so do their compositions: where a log
-has too many, for it is not rounded or its settings change in every step, each is *snapped up* to
-one of fewer, which costs at least as much (or *down*, for lower bounds).
+has too many, each is *snapped up* to one of fewer, which costs at least as much (or *down*, for
+lower bounds).
 
 Steps are counted by *cell*: a code of a record, with all the steps that the record governs. Records
 of one *mix* govern the same numbers of steps under the same settings, up to a factor. A cell is
-(mix, code), the code running fastest: however many settings the steps of a record have, an example
-meets one cell per record. [7.4] is a line of docs/explanation/proofs.md.
+(mix, code), the code running fastest: an example meets one cell per record, whatever its settings.
 
 Full records are rows of norms of all examples; batch norms add entries of single examples between
 them. A norm governs the steps until the next one ("last") or half-way to its neighbours ("closest";
-of two equally close ones the larger), which is the trapezoid rule for the divergence. Earlier
-boundaries suit runs whose norms fall from the start, but are worse if norms are clipped at first
-(benchmarks/fidelity.py).
+of two equally close ones the larger), which is the trapezoid rule for the divergence; other
+boundaries are worse if norms are clipped at first (benchmarks/fidelity.py). [7.4] is a line of
+docs/explanation/proofs.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -29,7 +27,7 @@ from scipy.sparse import block_diag, coo_array, csr_array, eye_array
 
 from indpriv import _checks
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.accountant.blocks import block_size, n_cores
+from indpriv.accountant.blocks import block_size, in_order, n_cores
 from indpriv.accountant.method import BETWEEN_RECORDS, Method
 from indpriv.accountant.rdp import MOST_DENSE, RdpAccountant, divergences_of_pairs
 from indpriv.norm_log.fields import StepSettings
@@ -100,8 +98,7 @@ def snapped_rates(rates: FloatArray, apart: float, *, down: bool) -> FloatArray:
 class NormCodes:
     """Codes of norms, which are comparable between records: a larger code is a larger bound.
 
-    Where the log is rounded under one max_grad_norm, its own codes are used as they are. Otherwise
-    norms are read as floats, and located among the bounds.
+    They are the log's own if it is rounded under one max_grad_norm, else places among the bounds.
     """
 
     levels: Levels  # rounding of the log
@@ -128,10 +125,7 @@ class NormCodes:
         return cls(log.levels, unit, np.append(nodes, 2 * largest), False, False)
 
     def read(self, values: Values, unit: FloatArray) -> Values:
-        """Comparable values of recorded ones (n, ...).
-
-        values: codes, or norms of a log without rounding. unit: (n,) max_grad_norm of each.
-        """
+        """Comparable values of codes or norms (n, ...); unit: (n,) max_grad_norm of each."""
         if self.direct:
             return np.asarray(np.minimum(values, np.asarray(self.clipped, values.dtype)))
         if not self.levels.rounding:
@@ -181,11 +175,7 @@ class GoverningNorms:
     def of(
         cls, log: NormLog, between_records: str, *, apart: float = 0.0, down: bool = False
     ) -> "GoverningNorms":
-        """Group the steps of a log.
-
-        apart: relative distance of the settings that are told apart: each step then costs at least
-        what its own settings do, or at most (down).
-        """
+        """Group the steps of a log; apart: relative distance of settings that are told apart."""
         _checks.check_choice("between_records", between_records, BETWEEN_RECORDS)
         settings, clips = log.settings, log.settings.max_grad_norm
         if apart:
@@ -317,12 +307,10 @@ class KnownNorms:
     def spans(
         self, between_records: str
     ) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
-        """Spans of steps that one norm governs, by "last" or "closest"; together all steps.
+        """Spans of steps that one norm governs: together all steps; some may be empty.
 
-        A step half-way between two norms is a span of its own.
-
-        Returns:
-            (n_spans,) example; norm; first step; and the one after the last. Spans may be empty.
+        (n_spans,) example; norm; first step; and the one after the last. A step half-way between
+        two norms is a span of its own.
         """
         last = np.append(self.first[1:], len(self.step)) - 1
         ahead = np.append(self.step[1:], self.step[:1])  # step of the example's next norm
@@ -394,8 +382,7 @@ class StepKinds:
         rows = np.broadcast_to(self.rows, len(self))[kinds]
         n_threads = n_cores() if len(kinds) > _WORTH_THREADS else 1
 
-        def fill(part: tuple[int, IntArray]) -> None:
-            k, chosen = part
+        def fill(k: int, chosen: IntArray) -> None:
             values[chosen] = divergences_of_pairs(
                 self.shift, self.rate, kinds[chosen], orders[chosen], k
             )
@@ -405,8 +392,7 @@ class StepKinds:
             for k in np.unique(rows)[::-1].tolist()  # the longest first
             for chosen in np.array_split(np.flatnonzero(rows == k), n_threads)
         ]
-        with ThreadPoolExecutor(n_threads) as pool:
-            list(pool.map(fill, parts))
+        list(in_order(fill, parts, n_threads))
         return values
 
     def divergences(self, orders: FloatArray) -> FloatArray:
@@ -443,10 +429,9 @@ class StepKinds:
 def neighbours(
     nodes: FloatArray, values: FloatArray, curve: Callable[[FloatArray], FloatArray]
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Indices of the nodes below and above each value, and the share of the upper one.
+    """Indices of the nodes below and above each value; the upper one's share, linear in the curve.
 
-    nodes: ascending; values beyond the ends count at the end nodes. curve: the share is linear in
-    curve(value).
+    nodes: ascending; values beyond the ends count at the end nodes.
     """
     above = np.minimum(np.searchsorted(nodes, values), len(nodes) - 1)
     below = np.maximum(above - 1, 0)
@@ -558,11 +543,7 @@ class Steps:
 
 
 def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_array]:
-    """Record, mix and weight of each entry (see `Steps`), and what one count of a mix is.
-
-    That is (n_mixes, n_settings) steps. Mixes are single settings, if each record has one or cells
-    are few.
-    """
+    """Record, mix and weight of each entry, and (n_mixes, n_settings) steps of mixes."""
     steps, n_settings = norms.steps, norms.steps.shape[1]
     each = np.diff(steps.indptr)
     if each.max() == 1 or n_settings * len(norms.codes.bounds) <= MOST_DENSE:
@@ -582,10 +563,7 @@ def _mixes(norms: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr_arr
 def _axes(
     shift: FloatArray, rate: FloatArray, apart: tuple[float, float], down: bool = False
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Nodes for shifts and for rates, fewer and fewer: their own values where these are few.
-
-    Otherwise neighbours are at first a relative `apart`.
-    """
+    """Nodes for shifts and for rates, at first `apart`, then fewer; own values where few."""
     own_shifts, own_rates = np.unique(shift), np.unique(rate)
     for wider in 1.5 ** np.arange(40):
         shifts, rates = own_shifts, own_rates
@@ -614,10 +592,7 @@ def _snapped(
 def condensed(
     kinds: StepKinds, steps: FloatArray, *, down: bool = False
 ) -> tuple[StepKinds, FloatArray]:
-    """One example's (n,) steps of very many kinds, snapped to fewer.
-
-    Where only noise or only rates change, they move by 1e-4 at most.
-    """
+    """One example's (n,) steps of very many kinds, snapped to fewer that are at most 1e-4 apart."""
     if len(kinds) <= _MOST_CLIPPED:
         return kinds, steps
     found, index = _snapped(kinds, _CLIPPED_APART, _MOST_CLIPPED, down)

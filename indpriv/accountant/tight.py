@@ -1,11 +1,9 @@
 """Tight epsilon, delta and true-positive rates of many examples, by one method. Sensitive.
 
-Each loss of one step is put on points that raise delta. Transforms of these laws on a line
-tilt + i frequency are sums over the points, at few frequencies, and the transform of what an
-example met is the exponential of its counts times their logarithms. delta(epsilon) is a trapezoid
-sum, an upper bound whatever its period, and a bound of what is cut off, from how far losses vary
-within short intervals. Numbers in brackets are lines of docs/explanation/proofs.md, which has the
-proofs.
+Each loss of one step is put on points that raise delta. The transform of what an example met, on a
+line tilt + i frequency, is the exponential of its counts times the logarithms of sums over points.
+delta(epsilon) is a trapezoid sum, an upper bound whatever its period, and a bound of what is cut
+off. Numbers in brackets are lines of docs/explanation/proofs.md.
 """
 
 import threading
@@ -19,8 +17,14 @@ from scipy.sparse import csr_array
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
-from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_epsilons
-from indpriv.accountant.laws import TILTS, Cells, U
+from indpriv.accountant.laws import (
+    GAUSSIAN_ERROR,
+    TILTS,
+    Cells,
+    U,
+    gaussian_delta,
+    gaussian_epsilons,
+)
 
 # log of the least upper bound over u of exp(-tilt u) (1 - exp(-u)): of a Rényi bound [5.1]
 LOG_LARGEST = -TILTS * np.log1p(1 / TILTS) - np.log1p(TILTS)
@@ -79,8 +83,6 @@ class Losses:
     blend: csr_array
     squares: FloatArray  # (n_kinds,) squared mu of the Gaussian steps of one count of each kind
     steps: csr_array  # (n_kinds, n_laws) steps with each law of one count of each kind
-    # begin and end of the tilts whose moments are computed; others' are infinite
-    columns: tuple[int, int] = (0, len(TILTS))
     # miss, psi: (n_kinds,) and (n_kinds, n_tilts) of one count: what its losses miss, and log E
     # exp(tilt L), both from above
     miss: FloatArray = field(init=False)
@@ -90,7 +92,7 @@ class Losses:
     _lines: "dict[tuple[int, float], Line]" = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.node_psi = self.cells.moments(*self.columns)
+        self.node_psi = self.cells.moments()
         of_law = self.blended(self.node_psi)
         self.miss = self.steps @ (self.blend @ self.cells.miss)
         gaussian = TILTS * (TILTS + 1) / 2 * self.squares[:, None]
@@ -98,26 +100,6 @@ class Losses:
         self.n_steps = np.asarray(self.steps.sum(axis=1), np.float64).ravel()
         self.most_entries = int(np.diff(self.steps.indptr).max(initial=0))
         self._lock = threading.Lock()
-
-    @classmethod
-    def of_one(cls, cells: Cells, met: Met, delta: float) -> "Losses":
-        """Those of one example that met each law, with the moments near its best tilt alone.
-
-        That is guessed twice, from a Gaussian mechanism with the same moment; if a guess is poor,
-        with all moments.
-        """
-        none, eye = np.zeros(len(cells)), csr_array(np.eye(len(cells)))
-        best = int(np.searchsorted(TILTS, 1.0))
-        for _ in range(2):
-            moment = _psi(cls(cells, eye, none, eye, (best, best + 1)), met)[0, best]
-            with np.errstate(all="ignore"):
-                tilt = np.sqrt(-np.log(delta) * TILTS[best] * (TILTS[best] + 1) / moment)
-            best = int(np.searchsorted(TILTS[:-1], tilt))
-        first = max(best - 10, 0)
-        found = cls(cells, eye, none, eye, (first, best + 7))
-        bound = (_psi(found, met)[0] + LOG_LARGEST - np.log(delta)) / TILTS
-        inside = first + 4 * (first > 0) <= np.argmin(bound) < best + 3
-        return found if inside and np.isfinite(bound).any() else cls(cells, eye, none, eye)
 
     def __getstate__(self) -> dict[str, object]:
         """Without lines, which each process makes for itself."""
@@ -156,9 +138,8 @@ class Losses:
 
 
 class Table(NamedTuple):
-    """Normalised transforms of each kind of step at the first n frequencies of a line."""
+    """Normalised transforms (n_kinds, n) of each kind of step at a line's first n frequencies."""
 
-    # log_modulus, angle: (n_kinds, n)
     log_modulus: FloatArray
     angle: FloatArray
     top: FloatArray  # (n_kinds, n_blocks) largest log modulus in each block, a bound of it beyond n
@@ -294,10 +275,7 @@ class Line:
 
 
 def _spread(loss: FloatArray, mass: FloatArray, scale: float) -> FloatArray:
-    """(2, n) mean second and fourth powers of differences of losses within intervals [2.5].
-
-    In units of their length `scale`; the former from below, the latter from above.
-    """
+    """(2, n) mean 2nd powers from below, 4th from above, of differences over scale [2.5]."""
     place = np.floor(loss / scale + 0.5)
     first = np.ones(loss.shape, bool)
     first[:, 1:] = place[:, 1:] != place[:, :-1]
@@ -420,10 +398,7 @@ class OnLine:
         index: IntArray,
         epsilon: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Log delta of rows[index] at epsilon, from above, and minus its slope [2.2] [4.5].
-
-        rows, terms: see `chunks`.
-        """
+        """Log delta of rows[index] of `chunks`, from above, and minus its slope [2.2] [4.5]."""
         rows, terms = rows[index], terms[index]
         tilt, psi = self.line.at.tilt, self.psi[rows]
         total, slope = self._sum(terms, epsilon)
@@ -490,10 +465,7 @@ def _chernoff(
     columns: IntArray | slice = slice(None),
     gaussian: FloatArray | float = 0.0,
 ) -> FloatArray:
-    """(n, n_columns) log of bounds of delta at epsilon (n,) by moments at some tilts [5.1].
-
-    gaussian: (n,) squared mu of a Gaussian mechanism besides.
-    """
+    """(n, n_columns) log of bounds of delta at epsilon (n,), with gaussian (n,) [5.1]."""
     tilt = TILTS[columns]
     moment = psi[:, columns] + np.outer(gaussian, tilt * (tilt + 1) / 2)
     size = 16 + np.abs(moment) + tilt * np.abs(epsilon)[:, None]
@@ -589,9 +561,8 @@ def _search(
 ) -> None:
     """Call solve(examples, curve) -> (epsilon, log delta, slope) for all examples.
 
-    It is called again, with another line, for those where these tell that the first was poor and
-    whose epsilon is above the floor. It is not where epsilon or log_target is not finite, nor for
-    examples that met Gaussian steps alone.
+    And again, with another line, where these tell that the first was poor and epsilon is above the
+    floor. Not where epsilon or log_target is not finite, nor where all steps are Gaussian.
     """
     smoothing, alias = BELOW if below else ABOVE
     slope, epsilon, log_target = TILTS[best], epsilon.copy(), log_target.copy()
@@ -665,13 +636,8 @@ def epsilons(
 ) -> FloatArray:
     """(n,) epsilon of each example at delta in one direction, never below the truth [5.2].
 
-    Infinite where no finite one can be shown.
-
-    Args:
-        losses: of the run.
-        met: what the examples met.
-        delta: above LEAST_DELTA and below 1.
-        at_least: (n,) the epsilons of the other direction, if no smaller ones are of interest.
+    Infinite where no finite one can be shown. at_least: (n,) the epsilons of the other direction,
+    if no smaller ones are of interest.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         target = np.log(delta - met.counts @ losses.miss)  # nan: nothing can be shown
@@ -721,10 +687,7 @@ def deltas(losses: Losses, met: Met, epsilon: FloatArray) -> FloatArray:
 
 
 def true_positive_rates(losses: Losses, met: Met, false_positive_rate: float) -> FloatArray:
-    """(n,) the most that a test with this false-positive rate finds, never below the truth [5.3].
-
-    delta(epsilon) + exp(epsilon) * rate is, at any epsilon; the least of a few is returned.
-    """
+    """(n,) the most that a test at this false-positive rate finds, never below the truth [5.3]."""
     psi, missed = _psi(losses, met), met.counts @ losses.miss
     log_rate = float(np.log(false_positive_rate))
     bound = (psi - log_rate) / (TILTS + 1)  # what a loss exceeds about this rarely, or less
@@ -766,12 +729,8 @@ def lower_epsilons(
 ) -> FloatArray:
     """(n,) epsilon of each example at delta in one direction, never above the truth [3.2] [5.2].
 
-    Args:
-        below: the losses of the run, from cells below the truth.
-        met: what the examples met.
-        delta: above LEAST_DELTA and below 1.
-        upper: (n,) their epsilons from above, near which lower ones are looked for.
-        tries: how often nearer to 0, where nothing was found.
+    below: losses from cells below the truth. upper: (n,) epsilons from above, near which lower ones
+    are looked for; tries: how often nearer to 0, where nothing was found.
     """
     psi, least = _psi(below, met), np.log(delta)
     target = np.full(len(met), least + 16 * U * (1 + abs(least)))
@@ -779,15 +738,13 @@ def lower_epsilons(
     found = np.zeros(len(met))
 
     def solve(who: IntArray, curve: Curve) -> tuple[FloatArray, FloatArray, FloatArray]:
-        epsilon, every = upper[who].copy(), np.arange(len(who))
-        for _ in range(6):
-            log_delta, steep = curve(every, epsilon)
-            gap = log_delta - target[who]
-            found[who] = np.where(gap > 0, np.maximum(found[who], epsilon), found[who])
-            step = np.where(
-                np.isfinite(gap), (gap - 1e-3) / np.maximum(steep, 1e-9), -0.5 * epsilon
-            )
-            epsilon = np.maximum(epsilon + step, 0.0)
+        def downward(rows: IntArray, by: FloatArray) -> tuple[FloatArray, FloatArray]:
+            log_delta, steep = curve(rows, np.maximum(upper[who[rows]] - by, 0.0))
+            return -log_delta, steep
+
+        none = np.zeros(len(who))
+        by, steep = _root(downward, none, -target[who], none)
+        found[who] = np.maximum(found[who], upper[who] - by)
         return upper[who], target[who], np.maximum(steep, TILTS[best[who]])
 
     start = np.where(upper > 0, upper, np.nan)

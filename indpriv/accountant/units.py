@@ -1,10 +1,9 @@
 """Epsilon of units of several rows: all rows of a person together. Sensitive.
 
-A unit owns k rows. Each step samples each row independently and adds the clipped gradients of the
-sampled ones, of norm at most s_i (in units of the noise). All in one direction are the worst [8.1],
-removing a unit costs at least as much as adding it [8.2], and a step with norms s is bounded by
-steps with equal norms: n and n + 1 rows of the largest one [8.3] [8.4]. Such a *cell* is (u, n): n
-equal rows of shift u. The accountant "pld" composes the losses of the pairs of [8.1] themselves.
+Each step samples each row of a unit independently. Clipped gradients in one direction are the worst
+[8.1], removing a unit costs at least as much as adding it [8.2], and a step with norms s is bounded
+by steps with equal norms: n and n + 1 rows of the largest one [8.3] [8.4]. Such a *cell* is (u, n):
+n equal rows of shift u. The accountant "pld" composes the losses of the pairs of [8.1] themselves.
 
 Two sums are no bounds [8.5]: that of the rows' epsilons, and that of their RDP.
 Numbers in brackets are lines of docs/explanation/proofs.md.
@@ -68,10 +67,7 @@ class Units:
 
 
 def rows_together(log: NormLog, units: Units) -> tuple[NormLog, IntArray]:
-    """The log with the rows of each unit together, and where these begin (n_units + 1,).
-
-    If they do not lie like that already, the log is read into memory.
-    """
+    """The log, maybe read, with the rows of units together; (n_units + 1,) where they begin."""
     if (np.diff(units.numbers) < 0).any():
         log = log.take(np.argsort(units.numbers, kind="stable"))
     return log, np.append(0, np.cumsum(units.n_rows))
@@ -86,10 +82,9 @@ def first_rows(block: NormLog) -> IntArray:
 
 
 def row_numbers(largest: int) -> IntArray:
-    """Numbers of rows that have cells, ascending from 1 to the first that is at least `largest`.
+    """Numbers of rows that have cells, up to the first that is at least `largest`, or MOST_ROWS.
 
-    None is above MOST_ROWS. They are taken from one fixed series, so that the epsilon of a unit
-    does not depend on how many rows other units have.
+    The series is fixed, so that no epsilon depends on how many rows other units have.
     """
     beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
     series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
@@ -132,10 +127,7 @@ class UnitCells:
         return size_of_blocks(self.norms, self.laws, 4 * self.norms.steps.nnz)
 
     def counts(self, block: NormLog, starts: IntArray) -> csr_array:
-        """Counts over the cells of the units whose rows are consecutive examples of a block.
-
-        starts: (n_units,) position of each unit's first example.
-        """
+        """Counts over the cells of the units of a block, whose first examples are at `starts`."""
         return collected(self._entries(self.norms.read(block), starts), len(starts), len(self.laws))
 
     def _entries(
@@ -167,10 +159,7 @@ class UnitCells:
 def unit_epsilons(
     norms: GoverningNorms, block: NormLog, starts: IntArray, delta: float
 ) -> FloatArray:
-    """(n_units,) `unit_epsilon` of the units whose rows are consecutive examples of a block.
-
-    starts: (n_units,) position of each unit's first example.
-    """
+    """(n_units,) `unit_epsilon` of the units of a block, whose first examples are at `starts`."""
     values, settings, met = norms.read(block), norms.settings, norms.steps.tocoo()
     clip = settings.max_grad_norm[met.col, None]
     noise = settings.noise_multiplier[met.col, None]
@@ -185,8 +174,7 @@ def unit_epsilons(
 def unit_epsilon(shifts: FloatArray, rate: FloatArray, steps: FloatArray, delta: float) -> float:
     """Epsilon of a unit by the losses of its steps, never below the truth; may be inf.
 
-    There is no lower end: norms do not say how the gradients of a unit's rows point, and if they
-    cancel out the unit leaves no trace.
+    There is no lower end: if the gradients of its rows cancel out, the unit leaves no trace.
 
     shifts: (n_kinds, n_rows) contributions of its rows over the noise, by kind of step. rate and
     steps, whole numbers: (n_kinds,).
@@ -205,11 +193,7 @@ def unit_epsilon(shifts: FloatArray, rate: FloatArray, steps: FloatArray, delta:
 def _few_kinds(
     shifts: FloatArray, rate: FloatArray, steps: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Equal kinds of step put together, and free ones left out.
-
-    More than _MOST_KINDS are put together by similar cost: each then counts at the largest shifts
-    and the largest rate among its neighbours.
-    """
+    """Equal kinds of step put together; very many by similar cost, at their largest values."""
     costs = shifts.max(axis=1) > 0
     rows = np.column_stack([rate, np.sort(shifts, axis=1)])[costs]
     kinds, place = np.unique(rows, axis=0, return_inverse=True)
@@ -223,22 +207,16 @@ def _few_kinds(
 
 
 def clipped_rows(log: NormLog, n_rows: IntArray) -> tuple[StepKinds, FloatArray]:
-    """Kinds, and (len(n_rows), n_kinds) steps, of units whose rows are clipped in every step.
-
-    More than MOST_ROWS count as that many larger rows.
-    """
+    """Kinds, and (len(n_rows), n_kinds) steps, of units whose rows are clipped in every step."""
     kinds, steps = clipped_steps(log)
     rows, kind = np.repeat(n_rows, len(kinds)), np.tile(np.arange(len(kinds)), len(n_rows))
-    counted = np.minimum(rows, MOST_ROWS)
+    counted = np.minimum(rows, MOST_ROWS)  # more count as that many larger ones
     of_rows = StepKinds(rows / counted * kinds.shift[kind], kinds.rate[kind], counted)
     return of_rows, np.asarray(np.kron(np.eye(len(n_rows)), steps))
 
 
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
-    """(len(n_rows),) epsilon that the run guarantees to units with these numbers of rows.
-
-    All rows count at max_grad_norm in every step, so it depends on the settings of the run alone.
-    """
+    """(len(n_rows),) epsilon that the run guarantees to units with these numbers of rows."""
     cells, counts = clipped_rows(log, n_rows)
     epsilon = cells.accountant(method).epsilons(counts)["epsilon"]
     if method.accountant == "pld" and np.isfinite(epsilon).all():

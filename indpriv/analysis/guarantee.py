@@ -20,7 +20,7 @@ from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import method as methods
 from indpriv.accountant.account import with_norms_it_uses
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.gaussian import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
+from indpriv.accountant.laws import GAUSSIAN_ERROR, gaussian_delta, gaussian_mu
 from indpriv.accountant.pairs import Pairs
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.runs import Tuning

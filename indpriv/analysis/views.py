@@ -12,8 +12,8 @@ import numpy as np
 
 from indpriv._files import first_at
 from indpriv._types import FloatArray, IntArray
-from indpriv.accountant.gaussian import gaussian_epsilons
 from indpriv.accountant.known import known_units
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.accountant.method import Method
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import Finding, record

@@ -9,7 +9,7 @@ from scipy import stats
 
 from indpriv import NormLog, account
 from indpriv._types import FloatArray
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.accountant.rdp import compute_rdp, epsilon_offsets
 from reports.fedcdp import paper
 from reports.fedcdp.paper import CLIENT_RATE, DELTA, NOISE, Setting

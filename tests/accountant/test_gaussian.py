@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from indpriv.accountant.gaussian import (
+from indpriv.accountant.laws import (
     GAUSSIAN_ERROR,
     gaussian_delta,
     gaussian_epsilons,

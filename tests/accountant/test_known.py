@@ -209,8 +209,6 @@ def test_the_replacement_may_point_the_other_way():
     mu = np.sqrt(3) / 2
     assert table.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(1.25 * mu, DELTA))
     assert table.worst_case_epsilon == pytest.approx(oracles.gaussian_epsilon(2 * mu, DELTA))
-    alike = table.details["epsilon_if_replaced_alike"][0]
-    assert alike == pytest.approx(oracles.gaussian_epsilon(0.5 * mu, DELTA))
     assert "replace one example, participation known" in table.account.describe()
 
 
@@ -291,11 +289,9 @@ def test_lower_ends_are_what_norms_show():
     counts = log_of(None, 3, 2, most_participations=1)
     for log, least in ((norms, [0.0, 1.0 / 1.3]), (counts, [0.0] * 3)):  # rows of a may cancel
         table = account(log, delta=DELTA, participation="known")
-        risk = membership_risk(log, delta=DELTA, participation="known").individual
         truth = [oracles.gaussian_epsilon(mu, DELTA) if mu else 0.0 for mu in least]
         np.testing.assert_allclose(table.epsilon_lower, truth, rtol=1e-7)
         assert (table.epsilon > 0).all()
-        assert (risk.mu_error[np.array(least) == 0] > 0).all()
 
 
 def test_a_delta_that_is_too_small_for_a_float_is_not_zero():

@@ -87,7 +87,6 @@ def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
         "delta_at_0.5",
         "delta_at_2",
         "mu",
-        "mu_error",
     ]
     assert len(frame) == len(table) == 6
     assert frame.attrs["claim"] == table.claim == "estimate"
@@ -139,6 +138,17 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(table, monkeyp
 def test_bad_arguments(arguments, match):
     with pytest.raises(InputError, match=match):
         membership_risk(make_log(), **{"delta": 1e-5, **arguments})
+
+
+@pytest.mark.parametrize("participation", ["secret", "known"])
+def test_a_test_that_nearly_always_accuses_may_always_be_right(participation):
+    """Curves are not read that far: the figure was that of a smaller false-positive rate."""
+    rate = 1 - 1e-12
+    found = membership_risk(
+        make_log(3), delta=1e-5, false_positive_rate=rate, participation=participation
+    )
+    for risk in (found.individual, found.worst_case):
+        assert np.all(risk.true_positive_rate >= rate)
 
 
 def test_next_to_no_noise_is_refused_and_a_large_delta_warned_about():

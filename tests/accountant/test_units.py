@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
-from indpriv.accountant import Method, cap_rows, compose, tight
-from indpriv.accountant.laws import Mixture, cells_of, tail_of
+from indpriv.accountant import Method, cap_rows, compose
 from indpriv.accountant.rdp import RdpAccountant, epsilon_offsets, renyi_divergences
 from indpriv.accountant.units import UnitCells, row_numbers, unit_epsilon
 from indpriv.errors import InputError, PrivacyWarning
@@ -466,19 +465,3 @@ def test_rare_sums_of_many_rows_are_not_bounded_by_renyi_divergences_alone():
     theirs = step.self_compose(steps).get_epsilon_for_delta(delta)  # 0.1 % too small at this width
     ours = unit_epsilon(np.full((1, n_rows), shift), np.array([rate]), np.array([236.0]), delta)
     assert theirs <= ours <= theirs * 1.01
-
-
-@pytest.mark.parametrize(("shift", "rate", "steps"), [(0.3, 0.01, 3000), (1.5, 1e-4, 10)])
-def test_moments_of_one_unit_are_those_of_all_tilts(shift, rate, steps):
-    delta = 1e-6
-    rows, rates, tail = np.full((1, 4), shift), np.array([rate]), tail_of(delta, steps)
-    cells = cells_of(Mixture.of_rows(rows, rates, tail), Mixture.centred(1), tail)
-    met = tight.Met.of(np.array([[float(steps)]]))
-    few = tight.Losses.of_one(cells, met, delta)
-    (every,), (found,) = cells.moments(), few.cells.moments(*few.columns)
-    chosen = np.isfinite(found)
-    assert np.array_equal(found[chosen], every[chosen])
-    best = np.argmin((every * steps + tight.LOG_LARGEST - np.log(delta)) / tight.TILTS)
-    assert chosen[best]
-    assert chosen[best - 1]
-    assert chosen[best + 1]

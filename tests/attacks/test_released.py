@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from indpriv.accountant.account import account
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.analysis.attacks.rates import separation
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material, released

@@ -100,7 +100,6 @@ def account_of(case):
 def risk_of(case):
     """The figures of `membership_risk`, by example, with the worst case in the last row."""
     frame = membership_risk(open_log(case), delta=DELTA, **case["options"]).to_frame()
-    frame = frame.drop(columns="mu_error")  # of an approximation
     worst = {"example_id": -1, **frame.attrs["worst_case"]}
     return pd.concat([frame, pd.DataFrame([worst])[frame.columns]], ignore_index=True)
 

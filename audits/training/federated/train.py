@@ -43,7 +43,7 @@ from indpriv._folders import make_folder
 from indpriv._storage import location_on_disk
 from indpriv._types import FloatArray, IntArray, StageProgress, silent
 from indpriv.accountant import account
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.fields import StepSettings

@@ -23,7 +23,7 @@ from scipy import special, stats
 
 from indpriv._checks import check_choice
 from indpriv._types import FloatArray, IntArray, NDArray
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
 
 # Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.

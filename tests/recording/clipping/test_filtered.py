@@ -10,6 +10,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
+from indpriv.accountant.rdp import epsilon_offsets
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.journal_state import read_left_out
 from indpriv.norm_log.norm_log import open_run
@@ -326,15 +327,27 @@ def test_the_settings_of_a_step_are_charged_once():
         (lambda: PrivacyFilter(order=2.0, rdp_cap=float("nan")), "rdp_cap=nan"),
         (
             lambda: PrivacyFilter.for_epsilon(
-                0.1, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1, order=2.0
+                1e-3, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1
             ),
-            "leaves no divergence to spend at order 2",
+            "leaves no divergence to spend at any order",
         ),
     ],
 )
 def test_bad_filters_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("units", [None, np.array([0, 0])])
+@pytest.mark.parametrize(
+    "odd", [{"sample_rate": 1.5}, {"noise_multiplier": -1.0}, {"norm": np.nan}]
+)
+def test_charges_for_impossible_steps_are_refused(units, odd):
+    """Of units they were nan, which no cap is below, or those of other steps."""
+    step = {"noise_multiplier": 1.0, "sample_rate": 0.1} | odd
+    norms = [step.pop("norm", 0.5), 0.2]
+    with pytest.raises(InputError):
+        FILTER.charges(norms, units=units, **step)
 
 
 @pytest.mark.parametrize("conversion", ["canonne2020", "mironov2017"])
@@ -351,10 +364,10 @@ def test_a_filter_for_an_epsilon_guarantees_it(conversion):
     def steps(policy):
         return policy.rdp_cap / policy.charges([1.0], noise_multiplier=1.0, sample_rate=0.01)[0]
 
-    assert all(
-        steps(best) >= steps(PrivacyFilter.for_epsilon(3.0, order=o, **options))
-        for o in (8.0, 12.0, 40.0)
-    )
+    orders = np.array([8.0, 12.0, 40.0])
+    caps = 3.0 - epsilon_offsets(orders, 1e-5, conversion)
+    others = map(PrivacyFilter, orders.tolist(), caps.tolist())
+    assert all(steps(best) >= steps(other) for other in others)
 
 
 def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):

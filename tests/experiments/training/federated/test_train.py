@@ -22,7 +22,7 @@ from audits.training.models import first_parameters, mlp
 from audits.training.randomness import Randomness, generator
 from indpriv import InputError, NormLog
 from indpriv._files import read_json
-from indpriv.accountant.gaussian import gaussian_epsilons
+from indpriv.accountant.laws import gaussian_epsilons
 from indpriv.audit import audit
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import open_run
