@@ -138,30 +138,28 @@ class AttackScores:
         for no such file, another type, and a column that is missing or holds other values.
         """
         with _reading.named(path := Path(path)):
-            return cls._of_frame(_read(path))
-
-    @classmethod
-    def _of_frame(cls, frame: pd.DataFrame) -> "AttackScores":
-        missing = [name for name in ("score", "member") if name not in frame.columns]
-        if missing:
-            lacking = f"column{'s' * (len(missing) > 1)} {' and '.join(missing)}"
-            there = ", ".join(map(str, frame.columns[:9]))
-            raise refused("refusal.scores", "columns", lacking=lacking, there=there)
-        if frame.empty:
-            raise InputError("it holds no scores; it needs one row per attacked example")
-        return cls(
-            scores=_numbers(frame["score"], np.float64, _HIGHER),
-            member=_memberships(frame["member"]),
-            method=str(frame.attrs.get("method", "scores from outside")),
-            groups=to_texts(frame["group"]) if "group" in frame else None,
-            fair_coins=frame.attrs.get(_COINS) is True,
-            example_ids=frame["example_id"].to_numpy() if "example_id" in frame else None,
-            model=_numbers(frame["model"], np.int64, _FROM_0) if "model" in frame else None,
-            adversary=str(frame.attrs.get("adversary", "final_model")),
-            details={
-                name: frame[name].to_numpy(np.float64) for name in frame.attrs.get("details", ())
-            },
-        )
+            frame = _read(path)
+            missing = [name for name in ("score", "member") if name not in frame.columns]
+            if missing:
+                lacking = f"column{'s' * (len(missing) > 1)} {' and '.join(missing)}"
+                there = ", ".join(map(str, frame.columns[:9]))
+                raise refused("refusal.scores", "columns", lacking=lacking, there=there)
+            if frame.empty:
+                raise InputError("it holds no scores; it needs one row per attacked example")
+            return cls(
+                scores=_numbers(frame["score"], np.float64, _HIGHER),
+                member=_memberships(frame["member"]),
+                method=str(frame.attrs.get("method", "scores from outside")),
+                groups=to_texts(frame["group"]) if "group" in frame else None,
+                fair_coins=frame.attrs.get(_COINS) is True,
+                example_ids=frame["example_id"].to_numpy() if "example_id" in frame else None,
+                model=_numbers(frame["model"], np.int64, _FROM_0) if "model" in frame else None,
+                adversary=str(frame.attrs.get("adversary", "final_model")),
+                details={
+                    name: frame[name].to_numpy(np.float64)
+                    for name in frame.attrs.get("details", ())
+                },
+            )
 
 
 class CanaryEvidence:

@@ -259,9 +259,9 @@ def plain_ids(ids: ArrayLike) -> NDArray[np.generic]:
 def from_losses(loss: ArrayLike) -> FloatArray:
     """Logit-scaled confidence of cross-entropy losses: log(p / (1 - p)) with p = exp(-loss).
 
-    That is -log(expm1(loss)) in float64 for losses in nats, NaN where unknown; it neither overflows
-    nor rounds to 0. A loss of 0 becomes infinity, an infinite one minus infinity. InputError for a
-    loss below 0, which is no cross-entropy.
+    That is -loss - log(-expm1(-loss)) in float64 for losses in nats, NaN where unknown; it neither
+    overflows nor rounds to 0. A loss of 0 becomes infinity, an infinite one minus infinity.
+    InputError for a loss below 0, which is no cross-entropy.
 
     >>> from_losses([1e-300, np.log(2), 50.0, 1000.0]).round(3).tolist()
     [690.776, 0.0, -50.0, -1000.0]
@@ -269,10 +269,8 @@ def from_losses(loss: ArrayLike) -> FloatArray:
     losses = np.asarray(loss, dtype=np.float64)
     if (losses < 0).any():
         raise refused("refusal.signals", "losses", n=int((losses < 0).sum()))
-    with np.errstate(divide="ignore", over="ignore"):
-        small = -np.log(np.expm1(np.minimum(losses, 1.0)))
-        large = -(losses + np.log1p(-np.exp(-np.maximum(losses, 1.0))))
-    return np.where(losses < 1.0, small, large) + 0.0
+    with np.errstate(divide="ignore"):
+        return np.asarray(-losses - np.log(-np.expm1(-losses)) + 0.0)
 
 
 def is_signals(path: str | Path) -> bool:

@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 from indpriv import InputError, PrivacyFilter
 from indpriv.norm_log.writer import NormLogWriter
-from indpriv.recording import Recorder
+from indpriv.recording import InsertedCanaries, Recorder
 from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
 
 SIZE = 2
@@ -222,12 +222,16 @@ def differ(run_dir: Path, what: str) -> None:
     alone = dist.get_rank() == 1
     if what == "a NaN":
         dataset = TensorDataset(dataset.tensors[0].clone(), dataset.tensors[1])
+    canaries = InsertedCanaries(blobs(N), blobs(40), seed=dist.get_rank() if what == "coins" else 0)
+    if what == "coins":
+        dataset = canaries.train_set
     run = make(dataset, **({"noise_multiplier": 0.5} if alone and what == "noise" else {}))
     if what == "seed":
         torch.manual_seed(2**40 + 3)
     if alone and what == "divisor":
         run.optimizer.expected_batch_size /= 2
-    options = {"rounding": 0.02} if alone and what == "rounding" else {}
+    options: dict[str, Any] = {"rounding": 0.02} if alone and what == "rounding" else {}
+    options |= {"attack": canaries} if what == "coins" else {}
 
     def each(step: int) -> None:
         if step == 4 and what == "reseeded":

@@ -4,9 +4,9 @@ Reference models are trained on the data, and the guarantee of the audited run d
 delete them, as here, or never let them leave the curator.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -196,7 +196,8 @@ def train_references(
         facts: dict[str, Any] = {"audited": None if pool.audited is None else 0, "coins": True}
         facts |= {"share": pool.share, "fingerprint": pool.fingerprint}
         new_folder(path, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings)
-    with closing(OneWriter(path)):  # one process adds models at a time
+    with ExitStack() as stack:
+        stack.enter_context(closing(OneWriter(path)))  # one process adds models at a time
         rows = _models_of(path, pool, dict(settings or {}))
         if pool.audited is not None and not rows:
             add_model(path, _named(pool.audited[0]), pool.audited[1])
@@ -205,9 +206,11 @@ def train_references(
         done = rows - (pool.audited is not None)
         report(TRAINING, done, n_models)
         numbers, train = range(done, n_models), partial(_train_one, train_fn, signal_fn, pool, seed)
-        for number, (signals, member) in zip(
-            numbers, _all_of(train, numbers, workers), strict=True
-        ):
+        each: Callable[..., Iterable[_Trained]] = map
+        if workers > 1:
+            processes = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+            each = stack.enter_context(processes).map
+        for number, (signals, member) in zip(numbers, each(train, numbers), strict=True):
             own = signals[CONFIDENCE]
             if before is not None and np.allclose(before, own, 1e-4, 1e-4, equal_nan=True):
                 raise refused("refusal.signals", "same_model", n=number + 1)
@@ -225,17 +228,6 @@ def _train_one(
     member = pool.flip(rng)
     model = train_fn(pool.positions(member), int(rng.integers(2**63)))
     return _named(signal_fn(model, pool.targets)), member
-
-
-def _all_of(
-    train: Callable[[int], _Trained], numbers: Sequence[int], workers: int
-) -> Iterator[_Trained]:
-    """Train these models in their order, in processes of their own if there are several."""
-    if workers == 1:
-        yield from map(train, numbers)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        yield from executor.map(train, numbers)
 
 
 def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:

@@ -24,6 +24,7 @@ from indpriv.attack_scores import AttackScores, CanaryEvidence, log_likelihood_r
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files
 from indpriv.norm_log.fields import StepSetting
+from indpriv.norm_log.writer import fingerprint
 from indpriv.recording.norms.batches import Batch, call, precise_losses
 from indpriv.recording.norms.norm_pass import AT_ONCE, FunctorchNorms, NormPass
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -61,11 +62,13 @@ class RunAttack:
         file_name: of its scores, in the run directory.
         method: its name there.
         n_canaries: number of canaries that the run's sampler draws besides the examples.
+        coins: a hash of what all ranks must have chosen alike.
     """
 
     file_name: str
     method: str
     n_canaries = 0
+    coins = ""
 
     def start(self, attacked: AttackedRun) -> Self:
         """A copy that watches a run; InputError if the attack does not fit it."""
@@ -332,7 +335,7 @@ class InsertedCanaries(RunAttack):
 
     def _insert(self, canaries: Any, member: BoolArray, dataset: Dataset[Any]) -> None:
         inserted = Subset(canaries, np.flatnonzero(member).tolist())
-        self.member, self._canaries = member, canaries
+        self.member, self._canaries, self.coins = member, canaries, fingerprint(member)
         self.train_set: Dataset[Any] = ConcatDataset([dataset, inserted])
         self._n = length(dataset, "dataset") + len(member)
         self._loader: PlannedLoader | None = None

@@ -344,6 +344,7 @@ class Recorder:
             self._policy = replace(self._policy, batch_norms=True)
         header = self._header()
         shared = {
+            "the coins of canaries": self._attack and self._attack.coins,
             **vars(header),
             **run.shared_by_ranks,
             "resume_at": self._resume_at,

@@ -36,6 +36,7 @@ _THRESHOLDS = (0.25, 0.5, 0.75)  # quantiles of the predicted scores at which ra
 _SIMULATED = 20_000  # scores of each side, to compare distributions with
 _LEAST = 8  # members, and others, of one length
 SIGNIFICANCE = 1e-3  # of all tests of the account together
+_UNFAIR = 1e-9  # probability of numbers of members that fair coins do not give
 
 
 # --- any attack
@@ -72,14 +73,15 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
 
     `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
     and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an
-    adversary for whom the bound does not hold, or of several models.
+    adversary for whom the bound does not hold, or of several models; and for "fair coins" that
+    were none, as all or most of a group are members, or an example has two scores.
     """
     delta = check_delta(delta)
     check_positive_int("seed", seed, minimum=0)
     scores.check_adversary("a lower bound from one run", ("full", "gradients"))
     groups, fair = rates.group_indices(scores), scores.fair_coins
-    twice = int(pd.Series(scores.example_ids).duplicated().sum())
-    if fair and scores.example_ids is not None and twice:
+    twice = int(pd.Series(scores.example_ids).dropna().duplicated().sum())
+    if fair and twice:
         raise refused("refusal.scores", "coins_twice", n=twice)
     joint = rates.bonferroni(
         sum(len(index) >= 2 * lower_bound.LEAST_GUESSES for index in groups.values())
@@ -90,6 +92,9 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
         key: dict[str, Any] = {"attack": scores.method, "model": "dp"}
         key |= {"by": "", "part": rates.ALL} if name is None else {"by": "group", "part": name}
+        n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
+        if fair and len(index) and stats.binomtest(n["n_members"], len(index)).pvalue < _UNFAIR:
+            raise refused("refusal.scores", "not_fair", part=key["part"], **n, level=_UNFAIR)
         used = np.arange(len(index)) if fair else _balanced(member, rng)
         bounded = partial(
             lower_bound.lower_bound,
@@ -103,7 +108,6 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         bound = bounded(rng=rng)
         right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
         alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
-        n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
         rows += [key | row for row in rates.separation(values[member], values[~member])]
         rows += [
             {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
@@ -167,15 +171,13 @@ def measure_gradient_canaries(
         raise refused("refusal.compared", "no_canaries", scores=scores)
     judged, left_out = dict[str, IntArray](), list[str]()
     for name, index in rates.group_indices(scores).items():
-        inside = int(scores.member[index].sum())
-        if infinite := int((~np.isfinite(scores.scores[index])).sum()):
-            left_out.append(text("sentence.canaries", "infinite", length=name, n=infinite))
-            continue
-        if min(inside, len(index) - inside) >= _LEAST:
+        inside, infinite = scores.member[index].sum(), (~np.isfinite(scores.scores[index])).sum()
+        counts = {"inside": inside, "others": len(index) - inside, "least": _LEAST, "n": infinite}
+        if infinite or min(inside, len(index) - inside) < _LEAST:
+            why = "infinite" if infinite else "left_out"
+            left_out.append(text("sentence.canaries", why, length=name, **counts))
+        else:
             judged[name] = index
-            continue
-        counts = {"inside": inside, "others": len(index) - inside, "least": _LEAST}
-        left_out.append(text("sentence.canaries", "left_out", length=name, **counts))
     found, side = [], np.repeat([True, False], _SIMULATED)
     for name, index in judged.items():
         own, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)

@@ -81,10 +81,9 @@ def group_indices(scores: AttackScores) -> dict[str, IntArray]:
     """Positions of the scores of each group, by sorted name; empty without groups."""
     if scores.groups is None:
         return {}
-    uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    cuts = np.searchsorted(codes[order], np.arange(1, len(uniques)))
-    return dict(zip(uniques.tolist(), np.split(order, cuts), strict=True))
+    names = pd.Series(scores.groups.astype(str))
+    indices: Any = names.groupby(names.to_numpy()).indices
+    return dict(sorted(indices.items()))
 
 
 def rates_of(

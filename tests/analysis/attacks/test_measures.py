@@ -76,6 +76,18 @@ def test_a_coin_has_one_score():
         measure_attack(scores_of(np.repeat(values, 2), np.repeat(member, 2), **copies))
 
 
+def test_numbers_that_no_fair_coins_give_prove_nothing():
+    """Before, 60 members without others "proved" epsilon 2.03 by any scores; so does a group that is a split."""
+    rng = np.random.default_rng(0)
+    with pytest.raises(InputError, match="all examples: 60 members and 0 others are no fair coins"):
+        measure_attack(scores_of(rng.normal(size=60), np.ones(60), fair_coins=True))
+    member = np.arange(120) % 2 == 0
+    split = np.where(member, "train", "test").astype(object)
+    with pytest.raises(InputError, match="test: 0 members and 60 others"):
+        measure_attack(scores_of(rng.normal(size=120), member, split, fair_coins=True))
+    assert measure_attack(scores_of(rng.normal(size=20), np.ones(20), fair_coins=True)).overall
+
+
 def scores_that_share_noise(adversary, seed=0, mu=0.5, n=1000):
     """Scores of an attacker who knows all other memberships: mu times the coin, plus one draw of
     noise that all scores share. Every score has the law of a Gaussian mechanism with this mu."""

@@ -114,6 +114,7 @@ def test_a_full_disk_of_the_first_rank_stops_all(tmp_path):
             None,
         ),
         ("divisor", "at attach the ranks differ in", None),
+        ("coins", "at attach the ranks differ in the coins of canaries", None),
         (
             "noise",
             r"at step 0 the ranks differ in noise_multiplier \(1.0 on rank 0, 0.5 on rank 1\)",
