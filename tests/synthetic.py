@@ -126,7 +126,7 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
         "participations_max": steps // 2,
         "participations_variance": 0.0,
         "participations_spread": 0.0,
-        **TrainingCounts().model_dump(),
+        **TrainingCounts(left_batches=0).model_dump(),
         "sampler_class": "UniformWithReplacementSampler",
         "training_seconds": 2.0,
         "steps": steps,

@@ -194,15 +194,16 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
     steps, looks, left = training.steps, training.peeks, training.left_batches
     faults = {
         "undrawn": max(training.undrawn_steps, steps - draws),
-        "unstepped": training.unstepped_draws + (left if left > _MAX_LOOKS else 0),
+        "unstepped": training.unstepped_draws + (left or 0) * ((left or 0) > _MAX_LOOKS),
         "looks": looks if looks > _MAX_LOOKS + training.passes else 0,
         "dropped": training.dropped_batches,
         "unmatched": training.unmatched_steps,
     }
     case = next((case for case, n in faults.items() if n), "")
-    status = FAILED if case else NOT_CHECKED if left else PASSED
+    status = FAILED if case else PASSED if left == 0 else NOT_CHECKED
+    doubt = "" if left == 0 else "left" if left else "uncounted"
     values = {"n": faults.get(case, left), "steps": steps, "draws": draws}
-    yield fact("check.batch_for_every_step", status, case or "left" * bool(left), **values)
+    yield fact("check.batch_for_every_step", status, case or doubt, **values)
     unfinished = training.interrupted_batches
     yield fact("check.whole_batches", FAILED if unfinished else PASSED, n=unfinished)
     status, case = PASSED, "excess" if training.clip_excess > counted.NEGLIGIBLE_EXCESS else ""

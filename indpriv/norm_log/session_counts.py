@@ -100,7 +100,7 @@ class TrainingCounts(_Counts):
     steps: Whole = 0  # parameter updates
     undrawn_steps: Whole = 0  # without a batch that was drawn
     unstepped_draws: Whole = 0  # batches that never became a step
-    left_batches: Whole = 0  # that the loop had in hand when it left a pass, by no rule
+    left_batches: Whole | None = None  # in hand when the loop left a pass, by no rule; None before
     peeks: Whole = 0  # passes that drew a batch and made no step
     passes: Whole = 0  # over the loader, with several steps
     dropped_batches: Whole = 0  # local ones, that the sampler of a rank left out of an epoch

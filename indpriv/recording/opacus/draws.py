@@ -128,7 +128,7 @@ class Tally:
     """Counts of one session, of all ranks together; steps and draws are of logical batches."""
 
     def __init__(self, n_examples: int) -> None:
-        self.counts = TrainingCounts()  # `Watch` adds what it counts itself
+        self.counts = TrainingCounts(left_batches=0)  # `Watch` adds what it counts itself
         # How often each example was drawn, and was in the batch of a step.
         self.participations: IntArray = np.zeros(n_examples, dtype=np.int64)
         self.took_part: IntArray = np.zeros(n_examples, dtype=np.int64)
