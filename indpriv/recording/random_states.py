@@ -290,6 +290,7 @@ class Sources:
         self._is_secret = self._draws_batches or sampler == "fixed_size"  # who takes part
         self._seeds: dict[torch.Generator, int] = {}  # when they were asked for first
         self._left: dict[torch.Generator, Tensor] = {}
+        self._drew: dict[str, torch.Generator | None] = {}  # last, by kind
         # About 100 bytes for each draw.
         self._seen: dict[str, set[bytes]] = {"noise": set(), "batches": set()}
         self.first = b""  # state in which the first draw of a batch left its generator, if known
@@ -327,10 +328,12 @@ class Sources:
         given, at = self.noise, self._device
         if given is None or given is _default(at) or (given.device != at and not self.is_secure):
             self._optimizer.generator = private_generator(at)  # the model may have moved since
+            self._drew.pop("noise", None)
         drawing = self._loader.batch_sampler
         owner: Any = drawing if self._draws_batches else getattr(drawing, "sampler", None)
         if hasattr(owner, "generator") and self.batches is torch.default_generator:
             owner.generator = private_generator()
+            self._drew.pop("batches", None)
 
     @property
     def is_guessable(self) -> bool:
@@ -362,6 +365,8 @@ class Sources:
         """
         generator = getattr(self, kind)
         left = self._left.get(generator)
+        if self._drew.get(kind, generator) is not generator:  # it may have been chosen by its draws
+            return True
         if left is None or torch.equal(left, generator.get_state()):
             return False
         if not new_epoch:
@@ -373,7 +378,7 @@ class Sources:
 
     def leave(self, kind: str) -> None:
         """A draw is over."""
-        generator = getattr(self, kind)
+        generator = self._drew[kind] = getattr(self, kind)
         state = state_of(generator)
         if state is not None and generator is not _default(generator.device):
             self._left[generator] = state

@@ -167,6 +167,7 @@ class Watch:
             n_canaries = 0 if self._attack is None else self._attack.n_canaries
             draws = self._before_draw, self._on_draw, self._on_epoch_end
             stack.enter_context(sampler_watched(run.batch_sampler, n_canaries, *draws))
+            self._fixed = run.fixed  # with canaries
             asked = self.tally.micro_batch, self._on_micro_batch, thresholds
             stack.enter_context(
                 gradients.ClippingWatch(run.model, run.clipper, optimizer, *asked).watching()
@@ -226,6 +227,8 @@ class Watch:
         run, own = self._run, torch.default_generator
         if threading.get_ident() != self._thread:  # while this one may put its state back
             self._aside |= own in (run.sources.batches, run.sources.noise)
+        if run.fixed != self._fixed:
+            self.findings.add("settings", "sampler")
         if trains:
             self.tally.drew(Draw(positions, run.sample_rate, canaries))
         if run.is_poisson:
@@ -369,10 +372,7 @@ class Watch:
             rule, sums, self._sums = self._run.optimizer, self._sums, None
             transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
             found = self._replay.compare(call, batch, transforms)
-            if self._run.is_ghost and not self._run.whole.is_sharded:
-                own = [p.grad for p in rule.params]
-                self._replay.compare_sum(found, own, rule, len(batch.norms))
-            elif sums is not None:
+            if sums is not None:
                 self._sums = list(torch._foreach_add(sums, found)) if sums else found
         with self._careful("rows", kind="drawn"), kept_random_state():
             self.deliveries.compare_rows(call.delivered)
@@ -446,7 +446,7 @@ class Watch:
                 taken = [state[p]["summed_grad"].full_tensor() for p in optimizer.params]
                 whole = torch._foreach_mul(taken, self._ranks.size)
                 self._replay.compare_sum(found, whole, optimizer, size)
-            elif sums and not run.is_ghost:
+            elif sums:
                 own: Any = [getattr(p, "summed_grad", None) for p in optimizer.params]
                 self._replay.compare_sum(sums, own, optimizer, size)
 

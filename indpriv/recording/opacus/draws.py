@@ -26,14 +26,8 @@ _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
 OF_ONE_RANK = (
     *("undrawn_steps", "unstepped_draws", "left_batches", "dropped_batches"),
-    *(
-        "interrupted_batches",
-        "unmatched_steps",
-        "gradients",
-        "misclipped_gradients",
-        "gradients_at_levels",
-    ),
-    *("repeated_draws", "moved"),
+    *("interrupted_batches", "unmatched_steps", "gradients", "misclipped_gradients"),
+    *("gradients_at_levels", "repeated_draws", "moved"),
 )
 
 

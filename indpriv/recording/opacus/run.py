@@ -72,6 +72,7 @@ _ACCOUNTED = (
     AdaClip,
     *DISTRIBUTED,
 )
+_FIXED = ("num_samples", "total_size", "max_batch_size", "batch_size", "drop_last", "sampler")
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -384,6 +385,11 @@ class OpacusRun:
         if self.sampler == "fixed_size":
             return float(self.batch_sampler.sampler.num_samples / self.n_examples)
         return self.history.sample_rate
+
+    @property
+    def fixed(self) -> list[Any]:
+        """What a sampler draws from, and how much at most, which nobody may move."""
+        return [getattr(self.batch_sampler, name, None) for name in _FIXED]
 
     @property
     def steps_per_epoch(self) -> int:

@@ -313,6 +313,21 @@ def micro_batches_left_early(s):
                         break
 
 
+@broken("contribution", "hooks ghost")
+def first_parts_of_batches_forgotten(s):
+    def forget(s, x, y):
+        for p in s.optimizer.params:
+            p.summed_grad = None
+
+    s.train(micro=16, after=forget)
+
+
+@broken("batch settings", "hooks ghost", expect="unsupported")
+def last_rows_left_out_of_the_last_epoch(s):
+    s.make()
+    s.go(epoch=lambda s, epoch: setattr(s.loader.batch_sampler, "num_samples", 400 - 100 * epoch))
+
+
 @broken("batch contribution", "ghost", expect="unsupported")
 def two_batches_for_one_step(s):
     s.make()

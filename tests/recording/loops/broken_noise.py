@@ -369,3 +369,25 @@ def little_plain_gradient_added_between_noise_and_update(s):
         s.optimizer.params[0].grad[0, 0] += 0.01 * float(y.float().mean())
 
     changed_between_noise_and_update(s, add)
+
+
+@broken("source noise", "hooks ghost", expect="unsupported")
+def generators_changed_until_the_noise_suits(s):
+    def change(s, x, y):
+        for _ in range(8):
+            coming = torch.Generator()
+            coming.set_state(s.optimizer.generator.get_state())
+            noise = torch.randn(8, 6, generator=coming)
+            if float((noise * s.gradients(x, y)[0]).sum()) < 0:
+                break
+            s.optimizer.generator = private_generator()
+
+    s.train(before=change)
+
+
+@broken("source noise", "hooks functorch", expect="unsupported", rare=True)
+def a_generator_with_a_large_seed_for_each_step(s):
+    def change(s, x, y):
+        s.optimizer.generator = torch.Generator().manual_seed(2**40 + s.steps)
+
+    s.train(before=change)
