@@ -195,6 +195,7 @@ class StepSettings:
         index, first = None, np.zeros(1, np.int64)  # one step that has each setting
         if np.ptp(columns, axis=1).any():
             _, first, index = np.unique(columns, return_index=True, return_inverse=True, axis=1)
+            index = index.ravel()  # numpy 2.0 gives it two dimensions
         return index, StepSettings(*columns[:, first])
 
     def steady_between(self, recorded_steps: IntArray) -> "StepSettings":
