@@ -237,10 +237,8 @@ def account_parts(
     """The account of a log in a folder, as parts; those that lie there already are kept.
 
     Memory does not grow with the number of rows, unless rows of one unit are not neighbours in the
-    log. Each part is on disk once it is done. PrivacyWarning if parts of another account lay in the
-    folder; they are removed.
-
-    folder, belongs_to: see `PartsWriter`. progress: called with (examples or units done, all).
+    log. PrivacyWarning if parts of another account lay in the folder (see `PartsWriter`), which are
+    removed. progress: called with (examples or units done, all).
     """
     writer = PartsWriter(folder, len(Units.of(log) or log.example_ids), belongs_to)
     if writer.discarded:
@@ -316,8 +314,7 @@ def row_account(log: NormLog, method: Method, rows_per_unit: int | None = None) 
 def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     """The account of the units of a log, some of several rows.
 
-    If the rows of a unit are not neighbours in the log, all its records are read into memory, one
-    byte per norm. InputError if rows share coins.
+    All records are read into memory if the rows of a unit are not neighbours in the log.
     """
     methods.check_coins(log)
     methods.warn_of_delta(log, method)
@@ -354,8 +351,7 @@ def _of_units(
 ) -> Columns:
     """Bounds of each unit of a block; batch norms count for units of one row only.
 
-    of_rows: how units of several rows are counted and bounded; engine: of units of one row;
-    worst_cases: (n,) numbers of rows that units have, ascending, and epsilons of as many.
+    engine: of units of one row; worst_cases: of (n,) numbers of rows, ascending.
     """
     first_row = first_rows(block)
     n_rows = np.diff(np.append(first_row, block.n_examples))
@@ -381,8 +377,7 @@ def _of_units(
 def checked(log: NormLog, method: Method) -> NormLog:
     """The log as an account reads it: rounded as the preset needs it, with the norms that it uses.
 
-    InputError if units have several rows, which only `indpriv.account` takes together, or the log
-    does not fit the preset; PrivacyWarning if rows share units with unit="example".
+    InputError if units have several rows; PrivacyWarning if rows share units with unit="example".
     """
     log = as_read(log, method.preset)
     methods.check_coins(log)

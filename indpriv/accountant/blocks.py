@@ -202,11 +202,7 @@ class BlockAccount:
         return replace(self, table=lambda ids, found: change(table(ids, found)))
 
     def tables(
-        self,
-        ranges: Sequence[Range],
-        *,
-        workers: Workers = None,
-        progress: Progress | None = None,
+        self, ranges: Sequence[Range], *, workers: Workers = None, progress: Progress | None = None
     ) -> Iterator[EpsilonTable]:
         """Yield the tables of some ranges of units, each of which begins where blocks do."""
         blocks = self.blocks(ranges=ranges, workers=workers, progress=progress)

@@ -73,11 +73,7 @@ def gaussian_bounds(squared_mu: FloatArray, delta: float) -> Columns:
 
 
 def known_units(
-    log: NormLog,
-    method: Method,
-    *,
-    progress: Progress | None = None,
-    workers: Workers = None,
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> Columns:
     """What is known about each example or unit, in all steps; see `known_blocks`."""
     blocks = known_blocks(log, method).blocks(workers=workers, progress=progress)

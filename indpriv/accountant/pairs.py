@@ -329,8 +329,8 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
 def rare_truncations(log: NormLog) -> float:
     """Probability that in some step so many others are drawn that a unit might meet the cap.
 
-    Until then the run is one of Poisson sampling. The coins of the others alone decide, so a delta
-    that is smaller by this much accounts for the run as if nothing were ever truncated.
+    Until then the run is one of Poisson sampling, so a delta that is smaller by this much accounts
+    for the run as if nothing were ever truncated.
     """
     if log.truncation is None:
         return 0.0
@@ -352,12 +352,9 @@ def pair_divergences(
 ) -> FloatArray:
     """(n_orders, n) bounds of the Rényi divergence of one step of n mechanisms.
 
-    It is that of the law with the example from the law with what takes its place; swap `own` and
-    `other` for the other direction. Where nothing takes the example's place, removing it costs at
-    least as much as adding it (Mironov, Talwar and Zhang 2019, Theorem 5).
-
-    (n,) contributions over the noise: own; other, of what takes the example's place, None if
-    nothing does; one, of a gradient at max_grad_norm.
+    (n,) contributions over the noise: own; other, of what takes the example's place (swap them for
+    the other direction); one, of a gradient at max_grad_norm. If nothing takes its place (None),
+    removing costs at least as much as adding (Mironov, Talwar and Zhang 2019, Theorem 5).
     """
 
     def log_excess(case: Case) -> FloatArray:

@@ -159,10 +159,6 @@ class PrivacyFilter:
                 total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total
 
-    def describe(self) -> str:
-        """One phrase for a report."""
-        return f"privacy filter: Rényi order {self.order:.4g} capped at {self.rdp_cap:.4g}"
-
 
 def _bounds(
     steps: Callable[[NormLog], Columns], policy: PrivacyFilter, method: Method, block: NormLog
@@ -204,10 +200,11 @@ def under_filter(account: BlockAccount, method: Method) -> BlockAccount:
     left = left_out_at < log.total_steps
     when = f", the first at step {int(left_out_at.min())}" if left.any() else ""
     count = f"{int(left.sum())} of {len(left)} {log.unit}s{when}"
+    said = f"privacy filter: Rényi order {policy.order:.4g} capped at {policy.rdp_cap:.4g}"
 
     def change(table: EpsilonTable) -> EpsilonTable:
         worst = min(table.worst_case_epsilon, guaranteed)
-        filtered = policy.describe() if worst < table.worst_case_epsilon else ""
+        filtered = said if worst < table.worst_case_epsilon else ""
         return replace(
             table,
             worst_case_epsilon=worst,

@@ -298,8 +298,7 @@ def true_positive_limit(rdp: FloatArray, orders: FloatArray) -> FloatArray:
 
     A divergence rho at order alpha leaves a test with false-positive rate k a true-positive rate of
     at most (k e^rho)^((alpha - 1) / alpha): arXiv 1702.07476v3, Proposition 10. Every order holds.
-
-    rdp: (n_examples, n_orders) of a run with the example from one without; may be infinite.
+    rdp: (n_examples, n_orders); may be infinite.
     """
     log_rates = (np.log(FALSE_POSITIVE_RATE) + rdp) * (1 - 1 / orders)
     limit = np.exp(np.minimum(log_rates.min(axis=1), 0.0))

@@ -150,7 +150,7 @@ def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
         raise refused("refusal.composed", "no_units", number=number)
     units = Units.of(log)
     if by == "example_id" and units is not None and len(units) < log.n_examples:
-        raise refused("refusal.account", "rows", log=log, n_units=len(units))
+        raise refused("refusal.composed", "rows", number=number, log=log)
     log = replace(log, neighbouring=method.relation_of(log.neighbouring))
     if method.participation == "secret":
         methods.check_poisson_pairs(log, log.neighbouring, "a composition of runs")
@@ -234,12 +234,6 @@ def _deltas(orders: FloatArray, rdp: FloatArray) -> FloatArray:
     log_delta = (orders - 1) * (rdp - epsilon[:, None]) + np.log1p(-1 / orders) * orders
     log_delta -= np.log(orders - 1)
     return np.asarray(np.exp(np.minimum(log_delta.min(axis=1), 0.0)))
-
-
-def least_epsilon(orders: FloatArray, rdp: FloatArray, delta: float, conversion: str) -> float:
-    """The smallest epsilon that a Rényi curve gives at delta."""
-    _checks.check_delta(delta)
-    return max(0.0, float(np.min(rdp + epsilon_offsets(orders, delta, conversion))))
 
 
 @dataclass(frozen=True)
@@ -365,7 +359,8 @@ def _best_published(
             curve = steps @ laws.divergences_at(cell, _ORDERS[order]).reshape(len(steps), -1)
         curves.append(curve)
     most = tuning.rdp(_ORDERS, np.max(np.add(curves, costs[:, None]), axis=0))
-    return least_epsilon(_ORDERS, most, method.delta, method.conversion)
+    offsets = epsilon_offsets(_ORDERS, method.delta, method.conversion)
+    return max(0.0, float((most + offsets).min()))
 
 
 def _claim(runs: Sequence[_Run]) -> tuple[str, str]:

@@ -373,8 +373,7 @@ class StepKinds:
 
     def per_count(self, law: Law, orders: FloatArray) -> FloatArray:
         """(n_orders, n_cells) divergences of one count of each cell; law: of one step."""
-        found = np.ascontiguousarray(law(orders).T)
-        return np.ascontiguousarray((found if self.cells is None else self.cells @ found).T)
+        return np.ascontiguousarray((self.steps @ np.ascontiguousarray(law(orders).T)).T)
 
     def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""

@@ -2,8 +2,7 @@
 
 release: quantiles and mean of individual epsilon with differential privacy, counted in a ledger.
 private_median_norm: a clipping norm by the data, at a cost that the run adds to its epsilons.
-statements: what one owner may be told. docs/explanation/releases.md says why one person is one
-record of {epsilon_i}, and where that fails.
+docs/explanation/releases.md says why one person is one record of {epsilon_i}.
 """
 
 from indpriv.release.ledger import METHODS as METHODS

@@ -117,9 +117,8 @@ def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
 def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int:
     """Index of a cell at about this quantile, by private selection: costs (epsilon, 0).
 
-    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip
-    (McKenna and Sheldon 2020, arXiv:2010.12603), through OpenDP's noisy maximum, on
-    `rank_distances`.
+    The exponential mechanism (Smith 2011) on `rank_distances` in its better form, permute-and-flip
+    (McKenna and Sheldon 2020, arXiv:2010.12603), through OpenDP's noisy maximum.
     """
     sensitivity, scale = _selection_noise(quantile, epsilon)
     dp = opendp()
@@ -149,9 +148,8 @@ def _selection_noise(quantile: Fraction, epsilon: float) -> tuple[int, float]:
 def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[float, float]:
     """Expected error of `select_quantile` in people: for values close together, and for any data.
 
-    It is that of the exponential mechanism, which permute-and-flip never exceeds (McKenna and
-    Sheldon 2020, Theorem 2). Where every cell holds few people, it has a Laplace law of scale
-    2 * sensitivity / epsilon.
+    Of the exponential mechanism, which permute-and-flip never exceeds (McKenna and Sheldon 2020,
+    Theorem 2): a Laplace law of scale 2 * sensitivity / epsilon where cells hold few people.
     """
     scale = 2 * float(max(quantile, 1 - quantile)) / epsilon
     return scale, scale * math.log(n_cells)

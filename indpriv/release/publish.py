@@ -136,8 +136,7 @@ def _content(
 def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     """Answer a request about one group of people, spending all of its budget.
 
-    counts: (n_cells,) people at each value of the public, increasing grid; for a mean its values
-    must be k / n_cells of the largest, k = 1, 2, ...
+    counts: (n_cells,) people at each value of the grid; for a mean these are equally spaced.
     """
     parts = len(request.shares)
     # of one share of the budget
@@ -283,8 +282,7 @@ def _people(value: float) -> str:
 def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
     """The block as text; release is the content of release.json, None if nothing was released.
 
-    InputError for a run without a guarantee that may be published, and for a release that composes
-    with another guarantee.
+    InputError for a run without a guarantee that may be published, or a release of another one.
     """
     public = _public(summary)
     if release is not None:

@@ -75,8 +75,7 @@ def open_source(path: Path, request: Request) -> Source:
 def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
     """Cell of each value on the grid upper * (1, 2, ..., n_cells) / n_cells, rounded up.
 
-    Values are clamped to [0, upper]. InputError for NaN or infinite values, which no mechanism may
-    see, and for a range without width.
+    Values are clamped to [0, upper]. InputError for NaN or infinite ones, or a range without width.
     """
     odd = ~np.isfinite(values)
     if odd.any():
