@@ -266,7 +266,7 @@ def test_an_attribute_that_a_text_names_exists(name):
 
 
 def test_an_unknown_key_or_text_is_an_error():
-    for name, case in (("check.nothing", ""), ("check.closed", "nothing"), ("hazard.delta", "x")):
+    for name, case in (("check.nothing", ""), ("check.closed", "nothing"), ("hazard.norms", "x")):
         with pytest.raises(KeyError):
             text(name, case)
         with pytest.raises(KeyError):

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from indpriv._facts import FAILED, fact
-from indpriv.analysis.disclosures import delta_is_too_large
 from indpriv.analysis.lint import Plan, SgdSettings, TrainingFacts, is_number
 
 
@@ -32,7 +30,6 @@ def facts_of_plan(
         plan = Plan(noise, 1 / steps_per_epoch, steps, training.get("median_epsilon", 0.0))
         if "target_epsilon" in training:
             plan = plan.with_epsilon(training["target_epsilon"], delta)
-    too_large = n_examples is not None and delta_is_too_large(delta, n_examples)
     return TrainingFacts(
         n_examples=n_examples,
         delta=delta,
@@ -46,5 +43,4 @@ def facts_of_plan(
         ),
         layers=layers,
         views=1,
-        hazards={"delta": fact("hazard.delta", FAILED)} if too_large else {},
     )

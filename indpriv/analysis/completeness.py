@@ -59,7 +59,7 @@ def _likely_columns(log: NormLog, rows: _columns.Rows) -> Iterator[str]:
 
         _, distinct, known = repeats(numbers, len(rows))
         if 1 < distinct < known:
-            yield text("hazard.duplicates", "column", column=column, distinct=distinct, known=known)
+            yield text("sentence.missing", "owner", column=column, distinct=distinct, known=known)
 
 
 def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
@@ -94,7 +94,7 @@ def _repeated_rows(log: NormLog, rows: _columns.Rows) -> list[str]:
     named = "; ".join([*ids, *["..."] * (len(groups) > _NAMED)])
     n = f"{sum(map(len, groups)):,}"
     count = n if len(positions) < _MOST_REPEATED else f"At least {n}"
-    return [text("hazard.duplicates", "rows", count=count, named=named)]
+    return [text("sentence.missing", "repeats", count=count, named=named)]
 
 
 def _alike(column: "pd.Series[Any]") -> NDArray[Any]:

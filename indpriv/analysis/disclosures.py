@@ -6,7 +6,6 @@ hazards.toml.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -255,10 +254,18 @@ def _pairs(versions: Mapping[str, str]) -> str:
 
 
 def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
-    """How this account can be wrong or misread; caveats are those of the attacks that were run."""
+    """How this account can be wrong or misread; caveats are those of the attacks that were run.
+
+    What the lines of evidence say is not said again; run.json may declare more.
+    """
     run, account, guarantee = audit.run, audit.account, audit.guarantee
-    known, rows = account.participation == "known", account.rows_per_unit or 1
-    found = assumptions(run, account.delta, audit.checks, guarantee.lines, known)
+    rows, in_lines = account.rows_per_unit or 1, run.declared.of_lines
+    found = [fact("hazard.norms", status_of(audit.checks, "norm_pass", "norm_precision"))]
+    found += [
+        Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
+        for item, words in run.declared.on_trust.items()
+        if in_lines.get(key := item.lower().replace(" ", "_")) != words
+    ]
     divisor = divisor_of(run.n_examples, run.total_steps, run.recorder, rows=rows)
     if divisor is not None:
         same_n = "same_n" if account.neighbouring != "add_remove" else ""
@@ -273,48 +280,6 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
         fact(f"hazard.{key}", _facts.NOT_COVERED, case, **values) for key, case in cases.items()
     )
     return (*found, *beyond)
-
-
-def delta_is_too_large(delta: float, n_examples: int) -> bool:
-    """Whether a delta allows publishing a random record outright (Dwork and Roth 2014, p. 18)."""
-    return delta * n_examples >= 1
-
-
-def assumptions(
-    run: RunFacts,
-    delta: float | None,
-    checks: Sequence[Fact],
-    lines: Sequence[Fact],
-    known: bool,
-) -> list[Fact]:
-    """What the account assumes; run.json may declare more, or say something about these.
-
-    known: the account is one with known participation, which assumes no Poisson sampling.
-    """
-    said = run.declared.on_trust.items()
-    declared = {item.lower().replace(" ", "_"): (item, words) for item, words in said}
-    found, source = list[Fact](), word_of(lines, "source")
-    too_large = delta is not None and delta_is_too_large(delta, run.n_examples)
-    fitted = _facts.DECLARED if run.declared.preprocessing else _facts.UNKNOWN
-    for key, status in {
-        **({"delta": _facts.FAILED} if too_large else {}),
-        "participation" if known else "sampler": word_of(lines, "batch"),
-        "norms": status_of(checks, "norm_pass", "norm_precision"),
-        "seeds": source,
-        "random_generator": source,
-        "duplicates": _facts.UNKNOWN if run.n_units is None else _facts.DECLARED,
-        "tuning": _facts.NOT_COVERED,
-        "preprocessing": fitted,
-    }.items():
-        hazard = fact(f"hazard.{key}", status)
-        if words := declared.pop(key, ("", ""))[1]:
-            status = _facts.DECLARED if status == _facts.UNKNOWN else status
-            hazard = replace(hazard, status=status, detail=f"Declared: {sentence(words)}")
-        found.append(hazard)
-    return found + [
-        Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
-        for key, (item, words) in declared.items()
-    ]
 
 
 # --- findings

@@ -8,7 +8,7 @@ None where it does not know what it needs.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,10 +24,8 @@ from indpriv._types import FloatArray
 from indpriv.accountant.method import Method
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.steps import StepKinds
-from indpriv.analysis.disclosures import assumptions, run_facts
 from indpriv.analysis.recorded_run import Declared
 from indpriv.analysis.schedule import evenly_spaced_records, read_one
-from indpriv.norm_log.evidence import lines_of
 from indpriv.norm_log.fields import CONTRIBUTIONS
 from indpriv.norm_log.norm_log import NormLog
 
@@ -105,21 +103,17 @@ class TrainingFacts:
     # (n_records,) share of the examples whose norm was above max_grad_norm, in evenly spaced
     # records in order; empty before training
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
-    # assumptions of the account with their status, by key
-    hazards: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def facts_of_run(
     log: NormLog,
     recorder: Mapping[str, Any],
     declared: Declared,
-    checks: Sequence[Fact],
     delta: float | None = None,
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it; delta: None for the run's own."""
     delta = declared.delta if delta is None else delta
-    run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
-    found = assumptions(run, delta, checks, lines_of(checks, recorder), False)
+    steps = log.settings.distinct()[1]
     first, plan, epsilon_cap = steps.at(0), None, None
     if log.filtered is not None and delta is not None:
         cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
@@ -137,7 +131,6 @@ def facts_of_run(
         layers=_counted(recorder, declared.content),
         views=_views(declared.content),
         clipped=np.empty(0) if recorder.get("clipping") in CONTRIBUTIONS else _clipped_shares(log),
-        hazards={hazard.key: hazard for hazard in found},
     )
 
 
@@ -229,16 +222,6 @@ def _is_known(value: Any, path: str) -> bool:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value is not None
-
-
-def _hazard(facts: TrainingFacts, key: str) -> str:
-    return facts.hazards[key].status if key in facts.hazards else ""
-
-
-def _confirmed(facts: TrainingFacts, hazard: str) -> Judged:
-    """Whether the log of a run confirms or refutes an assumption; None if it does neither."""
-    status = _hazard(facts, hazard)
-    return (status == _facts.VERIFIED, {}) if status in (_facts.VERIFIED, _facts.FAILED) else None
 
 
 # What a rule needs, in rules.toml, is there when it is asked: hence facts without a type.
@@ -334,15 +317,13 @@ def _augmentation(facts: Any) -> Judged:
 
 RULES: Mapping[str, Callable[[Any], Judged]] = {
     "delta": lambda facts: (
-        _hazard(facts, "delta") != _facts.FAILED,
+        facts.delta * facts.n_examples < 1,
         {"limit": 1 / facts.n_examples},
     ),
     "small_delta": lambda facts: (
         facts.delta <= facts.n_examples**-1.1,
         {"limit": facts.n_examples**-1.1},
     ),
-    "sampler": partial(_confirmed, hazard="sampler"),
-    "seeds": partial(_confirmed, hazard="seeds"),
     "epsilon": _epsilon,
     "batch_size": _batch_size,
     "epochs": _epochs,

@@ -163,6 +163,7 @@ def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -
         kind, meaning = keys[one]
         value = _value(kind, text if equals else "yes")
         if value is None:
+            kind = f"a {kind}" if kind in _KINDS else kind
             raise InputError(f"{option} {pair}: {one} is {kind} ({meaning})")
         if kind == "texts":
             value = [*found.get(one, []), text]

@@ -18,7 +18,7 @@ from indpriv._plain import to_json
 from indpriv.analysis.attacks.canaries import CanaryResults
 from indpriv.analysis.attacks.evidence import Identity, agree, identities, too_few_runs
 from indpriv.analysis.lint import facts_of_run, lint
-from indpriv.analysis.recorded_run import recorded_run
+from indpriv.analysis.recorded_run import Declared
 from indpriv.analysis.summary import SENSITIVE, Audit
 from indpriv.audit import audit_directory, groups_of, read_summary
 from indpriv.audit.attacks import canaries_of_run, evidence_of_runs
@@ -29,7 +29,7 @@ from indpriv.cli.commands import keys_of
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import evidence, is_earned
 from indpriv.norm_log.norm_log import OpenedRun, open_run
-from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX, holds_log
+from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX, holds_log, read_run_json
 from indpriv.release import Request, parse_budget, parse_quantiles, publish
 from indpriv.release.ledger import SHAREABLE
 from indpriv.report.formats import data_of
@@ -156,8 +156,8 @@ def _log(
 def _settings_of_run(
     run_dir: Path, opened: Callable[[], OpenedRun], delta: float | None, strict: bool
 ) -> _Part:
-    run = recorded_run(opened())
-    facts = facts_of_run(opened().log, run.recorder, run.declared, run.checks, delta)
+    run, declared = opened(), Declared(read_run_json(run_dir))
+    facts = facts_of_run(run.log, run.header["run"], declared, delta)
     return settings_part(run_dir, lint(facts), strict)
 
 

@@ -146,9 +146,9 @@ def test_other_choices_and_limits_are_those_of_the_package():
     [
         ("audit", ["accountnt=pld"], "did you mean accountant?"),
         ("audit", ["=3"], "Its keys are"),
-        ("compose", ["tuning_mean=small"], "tuning_mean=small: tuning_mean is number"),
+        ("compose", ["tuning_mean=small"], "tuning_mean=small: tuning_mean is a number"),
         ("audit", ["tolerance=1e-3"], "no 'tolerance'"),  # which earlier versions took
-        ("audit", ["seed=1.5"], "seed is whole number"),
+        ("audit", ["seed=1.5"], "seed is a whole number"),
         ("audit", ["accountant="], "accountant is rdp | pld"),
         ("audit", ["accountant"], "accountant is rdp | pld"),
         ("audit", ["seed=1", "seed=2"], "--set seed is typed twice"),

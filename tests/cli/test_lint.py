@@ -115,7 +115,7 @@ def test_a_screen_shows_figures_source_and_advice(lint, audit_file):
         assert text in shown
     assert "1 layer of unbounded activations and 0 layers that normalise" in shown
     assert "0 errors, 0 warnings, 1 note." in shown
-    assert "sampler: Batches are Poisson-sampled. This rule needs a log that confirms" in shown
+    assert "Not checked - clipping: Some gradients are clipped" in shown
 
 
 @pytest.mark.parametrize(

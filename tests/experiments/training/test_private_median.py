@@ -27,11 +27,12 @@ from indpriv import NormLog, account
 from indpriv._files import read_json
 from indpriv.accountant import PrivacyFilter
 from indpriv.analysis.lint import facts_of_run
-from indpriv.analysis.recorded_run import recorded_run
+from indpriv.analysis.recorded_run import Declared
 from indpriv.audit import audit
 from indpriv.cli import app as indpriv_app
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
 from indpriv.recording.checkpoints.replay import AuditSpec, replay
@@ -284,8 +285,8 @@ def test_what_lint_reads_of_a_plan_and_of_a_run(run):
     plan = facts_of_plan(config().to_dict(), 456, {})
     assert plan.max_grad_norm is None
     opened = open_run(run[0].run_dir)
-    found = recorded_run(opened)
-    facts = facts_of_run(opened.log, found.recorder, found.declared, found.checks)
+    declared = Declared(read_run_json(run[0].run_dir))
+    facts = facts_of_run(opened.log, opened.header["run"], declared)
     assert facts.plan.epsilon(DELTA) == pytest.approx(run[1].guarantee.worst_case_epsilon)
     assert plan.plan.epsilon(DELTA) == pytest.approx(facts.plan.epsilon(DELTA), rel=1e-6)
 
