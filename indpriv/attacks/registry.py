@@ -24,7 +24,7 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import references, released
 from indpriv.attacks.attributes import AttributeKnowledge, attribute_scores
 from indpriv.attacks.language import KnownTexts, known_texts
-from indpriv.attacks.released import ReleasedModel, column, finite_confidences, scores_of
+from indpriv.attacks.released import LabelQueries, ReleasedModel, column, finite_confidences
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
@@ -39,6 +39,7 @@ _SEED = 0  # of the half of the hold-out that the regression uses
 _NEEDED = {
     "losses": "the losses of the final model",
     "attributes": "to know of attributes",
+    "queries": "a model to ask for labels, and inputs: indpriv.attacks.LabelQueries",
     "texts": "what a language model says of texts, by indpriv.attacks.known_texts",
     "released": "what the model itself tells: record it with keep_model=True and 40 test examples "
     "or more, and attack it with --references train.py:fit, or take it by "
@@ -64,6 +65,7 @@ class Material:
     released: ReleasedModel | None = None
     attributes: tuple[AttributeKnowledge, ...] | None = None
     texts: KnownTexts | None = None
+    queries: LabelQueries | None = None
 
     def groups(
         self, by: str, example_ids: NDArray[np.generic], member: BoolArray
@@ -172,7 +174,7 @@ def column_scores(examples: ExampleTable, name: str, sign: float) -> AttackScore
     test accuracy is the AUC.
     """
     scores = sign * column(examples, name)
-    return scores_of(examples, scores, ~np.isnan(scores))
+    return released.scores_of(examples, scores, ~np.isnan(scores))
 
 
 def lacks(examples: ExampleTable, name: str) -> str | None:
@@ -202,7 +204,7 @@ def quantile_scores(examples: ExampleTable) -> AttackScores:
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
-    return scores_of(examples, (confidence - mean) / scale, known & ~fitting)
+    return released.scores_of(examples, (confidence - mean) / scale, known & ~fitting)
 
 
 def lacks_for_regression(examples: ExampleTable) -> str | None:
@@ -270,6 +272,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | N
     "input_quantile": (released.input_scores, released.lacks_for_inputs),
     "trajectory_rmia": _RMIA,
     "trajectory_lira": (references.lira, None),
+    "label_boundary": (LabelQueries.scores, None),
     "text_loss": (lambda known: known.scores(attrgetter("mean")), None),
     "zlib": (
         lambda known: known.scores(lambda of: of.mean / of.compressed),

@@ -6,14 +6,15 @@ and Wu 2023 (arXiv:2307.03694), on inputs. Steinke, Nasr, Ganesh et al. 2024, "T
 Advantage" (arXiv:2410.06186), whose heuristic bounds nothing.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.util import hash_pandas_object
 from scipy import optimize, special, stats
 
 from indpriv._checks import check_delta, check_positive_int
@@ -189,6 +190,22 @@ def lacks_for_inputs(released: ReleasedModel) -> str | None:
 # --- by predicted labels only
 
 
+@dataclass(frozen=True)
+class LabelQueries:
+    """A model that an attacker asks for labels, and what for: arguments of `boundary_scores`."""
+
+    predict: Callable[[Any], ArrayLike]
+    inputs: ArrayLike
+    labels: ArrayLike
+    member: ArrayLike
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def scores(self) -> AttackScores:
+        """Those of `boundary_scores`."""
+        given = self.predict, self.inputs, self.labels, self.member
+        return boundary_scores(*given, **self.about)
+
+
 def boundary_scores(
     predict: Callable[[Any], ArrayLike],
     inputs: ArrayLike,
@@ -234,7 +251,8 @@ def boundary_scores(
     if not (known := predicted == right).any():
         raise refused("refusal.attacks", "never_right", kind=predicted.dtype, right=right.dtype)
     start, label = rows[known].astype(np.float64), right[known]
-    ends = np.random.default_rng(0).permutation(len(rows))
+    # In the order of hashes, so that no score depends on that of the rows.
+    ends = hash_pandas_object(pd.DataFrame(rows), index=False).to_numpy().argsort(kind="stable")
     turns = pd.Series(predicted[ends]).groupby(predicted[ends]).cumcount()  # labels take turns
     ends = ends[np.argsort(turns, kind="stable")][:_ENDS]  # so that a rare one is among them
     squares = (rows[ends].astype(np.float64) ** 2).sum(axis=1) - 2 * start @ rows[ends].T

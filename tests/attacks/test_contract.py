@@ -7,7 +7,7 @@ import pytest
 
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks import ATTACKS, Attack, Material
+from indpriv.attacks import ATTACKS, Attack, LabelQueries, Material
 from indpriv.attacks.attributes import AttributeKnowledge
 from indpriv.attacks.language import KnownTexts
 from indpriv.attacks.released import ReleasedModel
@@ -49,7 +49,16 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
         released=_released(ExampleTable(frame), examples),
         attributes=(_in_order(knowledge(n, member=member[0], example_ids=ids), order),),
         texts=_texts(member[0], ids, order),
+        queries=_queries(member[0], ids, order),
     )
+
+
+def _queries(member: np.ndarray, ids: np.ndarray, order: np.ndarray) -> LabelQueries:
+    inputs = np.random.default_rng(5).normal(size=(len(order), 3))
+    right = inputs.sum(axis=1) > 0
+    about = {"example_ids": ids[order], "moves": 5}
+    predict = lambda x: x.sum(axis=1) > 0  # noqa: E731
+    return LabelQueries(predict, inputs[order], right[order], member[order], about)
 
 
 def _texts(member: np.ndarray, ids: np.ndarray, order: np.ndarray) -> KnownTexts:
