@@ -17,6 +17,7 @@ from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
+from indpriv.analysis.attacks.membership import epsilon_edges
 from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, Interval, student_quantile
@@ -63,7 +64,8 @@ def membership_effects(
     found = _effects(values, member)
     if (n := int(np.isfinite(found.effect).sum())) < _LEAST:
         raise refused("refusal.signals", "few_examples", n=n, least=_LEAST)
-    codes = _bins(epsilon, table.at_worst_case[rows], bins)
+    edges = epsilon_edges(table.take(rows), bins - 1)  # the worst case is a bin of its own
+    codes = np.unique(np.searchsorted(edges[1:], epsilon), return_inverse=True)[1]
     actual, null = _statistics(found, codes, mu), np.empty((redraws, int(codes.max()) + 3))
     for draw in range(redraws):
         coins = rng.random((len(values), len(rows) if units is None else int(units.max()) + 1))
@@ -128,16 +130,6 @@ def _effects(values: FloatArray, member: BoolArray) -> Effects:
     for between in count * means**2:
         squares = squares - between
     return effects(Moments(count, means, np.stack([np.maximum(squares, 0.0), 0.0 * squares])))
-
-
-def _bins(epsilon: FloatArray, worst: BoolArray, n: int) -> IntArray:
-    """Bins of about equal size below the worst case, which is a bin of its own."""
-    below = epsilon[~worst]
-    if not len(below):
-        return np.zeros(len(epsilon), dtype=np.int64)
-    inner = np.unique(np.quantile(below, np.arange(1, n - 1) / (n - 1), method="higher"))
-    codes = np.where(worst, len(inner) + 1, np.searchsorted(inner, epsilon, side="left"))
-    return np.unique(codes, return_inverse=True)[1]
 
 
 def _statistics(found: Effects, codes: IntArray, mu: FloatArray) -> FloatArray:

@@ -416,11 +416,11 @@ def attack_by_epsilon(
     return summary.table(summary.BINS, rows)
 
 
-def epsilon_edges(members: EpsilonTable) -> list[float]:
+def epsilon_edges(members: EpsilonTable, bins: int = _BINS) -> list[float]:
     """Edges of bins with about equal numbers of members; one bin for those at the worst case."""
     below = members.epsilon[~members.at_worst_case]
     inner = (
-        np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist()
+        np.quantile(below, np.linspace(0, 1, bins + 1)[1:], method="higher").tolist()
         if len(below)
         else []
     )
