@@ -369,11 +369,11 @@ def _cells(first: Mixture, second: Mixture, z: FloatArray, below: bool) -> Cells
 # --- Gaussian mechanisms: mu is the sensitivity over the noise's standard deviation. Delta has a
 # closed form, and epsilon(mu) is convex: a chord is never below it, a tangent never above it [9.8].
 
-GAUSSIAN_ERROR = 1e-11  # relative, of delta; a wide margin over rounding
+GAUSSIAN_ERROR = 1e-11  # relative, of delta [9.8]; a wide margin over rounding
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
-_LARGEST_MU = 1e12
-_MOST_EXACT = 8192  # values of mu that are inverted one by one; more are read off a table
-_CELL_BITS = 11  # that follow the first one of mu: 2048 cells between powers of 2
+_LARGEST_MU = 1e12  # that is looked for [9.8]
+_MOST_EXACT = 8192  # values of mu that are inverted one by one; more lie on chords [9.8]
+_CELL_BITS = 11  # that follow the first one of mu: 2048 chords between powers of 2 [9.8]
 _MU_AT_ONCE = 1 << 15  # values of mu: what is made of them stays in cache
 
 
