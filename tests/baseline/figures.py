@@ -14,6 +14,7 @@ import pandas as pd
 
 from command_lines import run
 from indpriv import NormLog, PrivacyFilter, account, membership_risk
+from indpriv.accountant.rdp import epsilon_offsets
 
 HERE = Path(__file__).parent
 RUNS, ARRAYS, EXPECTED = HERE / "runs", HERE / "arrays", HERE / "expected"
@@ -106,7 +107,12 @@ def risk_of(case):
 
 def filter_of(planned):
     """Order and cap of a `PrivacyFilter`, what it guarantees, and what it charges for steps."""
-    policy = PrivacyFilter.for_epsilon(**planned)
+    if "order" in planned:  # of one's own
+        orders = np.array([planned["order"]])
+        (offset,) = epsilon_offsets(orders, planned["delta"], "canonne2020").tolist()
+        policy = PrivacyFilter(planned["order"], planned["epsilon"] - offset)
+    else:
+        policy = PrivacyFilter.for_epsilon(**planned)
     settings = {key: planned[key] for key in ("noise_multiplier", "sample_rate")}
     by_row = policy.charges([0.0, 0.25, 0.5, 1.0], **settings)
     by_unit = policy.charges([0.2, 0.5, 1.0, 1.0], **settings, units=np.array([0, 0, 1, 1]))
