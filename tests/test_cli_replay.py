@@ -56,7 +56,7 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
     for words in (
         "ESTIMATE",
         "saved checkpoints, not recorded",
-        "Spacing",
+        "Sensitivity records 2 instead of 4",
         "declared",
         "report.html",
     ):
