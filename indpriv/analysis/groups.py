@@ -43,6 +43,7 @@ _SUMS = (
     *("n", "n_worst", "n_losses", "loss", "n_known", "correct"),  # of training examples
     *("n_test", "n_test_known", "test_correct"),
 )
+_RATES = ("true_positive_rate", "false_positive_rate")
 
 
 class _Reversal:
@@ -148,6 +149,8 @@ def group_table(
         by_cell = statistics.means_by_cell(cells.epsilon, cells.weights, cells.codes, counts.size)
         at_shares = by_cell.summed(counts.sum(axis=0) / counts.sum())
         found |= _standardised(counts, labels, at_shares, min_size, top)
+    if classes is not None:
+        found |= _rates(cells.sums, labels)
     order = _ascending(np.where(found["n"] > 0, -mean, 1.0), names)
     ends = _ends(_ascending(mean, names, readable))
     accurate = _ascending(accuracy, names, readable & (found["n_test"] >= MIN_GROUP))
@@ -177,6 +180,7 @@ def group_table(
         notes=tuple(notes) * (not by_label),
         confidence=statistics.CONFIDENCE,
         seed=seed,
+        positive_class=_positive_class(labels),
     )
 
 
@@ -309,6 +313,36 @@ def _standardised(
         "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
         "smallest_label_count": least,
     }
+
+
+def _positive_class(labels: Sequence[str]) -> str | None:
+    """The second of two classes in sorted order; None of another number of classes."""
+    classes = [name for name in labels if name != _columns.MISSING]
+    return classes[1] if len(classes) == 2 else None
+
+
+def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]:
+    """Columns of true- and false-positive rates; sums by group and label."""
+    classes = [code for code, name in enumerate(labels) if name != _columns.MISSING]
+    n, right = (
+        sums[name].reshape(-1, len(labels))[:, classes] for name in ("n_test_known", "test_correct")
+    )
+    if len(classes) < 2:
+        return {}
+    true, false = _RATES
+    if len(classes) == 2:
+        return _share(true, right[:, 1], n[:, 1]) | _share(false, n[:, 0] - right[:, 0], n[:, 0])
+    others = len(classes) - 1  # classes of which an example is a negative
+    found = _share(false, (n - right).sum(axis=1), n.sum(axis=1))
+    with np.errstate(invalid="ignore"):
+        return {
+            true: (right / n).mean(axis=1),
+            false: found[false] / others,
+            f"{false}_interval": [
+                one and statistics.Interval(one.low / others, one.high / others)
+                for one in found[f"{false}_interval"]
+            ],
+        }
 
 
 def _ascending(

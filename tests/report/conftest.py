@@ -219,7 +219,8 @@ def moved(audit, epsilon=(0.0, 2.0)):
 def odd_groups(audit):
     """Reversals of both kinds, ranks, notes, classes, losses left out, labels that lack."""
     found = next(one for one in audit.to_json()["groups"] if one["by"] == "sex")
-    more = {"losses_left_out": 3, "lacks_labels": ["1"]}
+    more = {"true_positive_rate": 0.8, "false_positive_rate": 0.1}
+    more |= {"losses_left_out": 3, "lacks_labels": ["1"]}
     rows = [row | more for row in found["rows"]]
     chance, sure = {"label": "0", "p_value": 0.4}, {"label": "1", "p_value": 0.001}
     found |= {"rows": rows, "reversals": [chance, sure]}
@@ -228,6 +229,8 @@ def odd_groups(audit):
     undefined = found["ratio"] | {"value": None, "interval": None, "reason": "a mean of 0"}
     odd = [
         found,
+        found | {"by": "of one class", "positive_class": "1"},
+        found | {"by": "of many classes", "positive_class": None},
         found | {"by": "alone", "ratio": None, "within_label": []},
         found | {"by": "undefined", "ratio": undefined},
         found | {"by": "uncertain", "ratio": found["ratio"] | {"interval": None}},

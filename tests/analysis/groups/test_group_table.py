@@ -346,6 +346,55 @@ def test_worse_accuracy_and_worse_epsilon_go_together():
     assert table_of(epsilon[:40], [0] * 40, group[:40], test=test).accuracy_rank is None
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 1), st.sampled_from("ab")),
+        min_size=1,
+        max_size=60,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_rates_of_two_classes_are_those_of_predictions(people):
+    label, predicted, group = (np.array(column) for column in zip(*people, strict=True))
+    train = rows("train", [0, 1] * 2, group=["a", "a", "b", "b"])
+    test = rows("test", label, group=group, correct=predicted == label)
+    found = group_table(epsilon_table([1.0, 2.0, 3.0, 4.0]), train, test, "group")
+    assert found.positive_class == "1"
+    for row in of(found):
+        for rate, interval, side in (
+            (row.true_positive_rate, row.true_positive_rate_interval, 1),
+            (row.false_positive_rate, row.false_positive_rate_interval, 0),
+        ):
+            mine = predicted[(group == row.name) & (label == side)]
+            assert rate == (pytest.approx(mine.mean()) if len(mine) else None)
+            assert interval is None if rate is None else interval.low <= rate <= interval.high
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=60),
+)
+@settings(max_examples=40, deadline=None)
+def test_rates_of_several_classes_are_averaged(people):
+    people += [(0, 0), (1, 2), (2, 2)]
+    label, predicted = (np.array(column) for column in zip(*people, strict=True))
+    train = rows("train", [0, 1, 2], group=["a"] * 3)
+    test = rows("test", label, group=["a"] * len(label), correct=predicted == label)
+    found = group_table(epsilon_table([1.0, 2.0, 3.0]), train, test, "group")
+    (row,) = of(found)
+    recall = [(predicted[label == each] == each).mean() for each in range(3)]
+    false = sum(((predicted == each) & (label != each)).sum() for each in range(3))
+    negatives = sum((label != each).sum() for each in range(3))
+    assert found.positive_class is None
+    assert row.true_positive_rate == pytest.approx(np.mean(recall))
+    assert row.false_positive_rate == pytest.approx(false / negatives)
+
+
+def test_rates_need_classes_and_predictions():
+    train, test = rows("train", [0, 0], group=["a"] * 2), rows("test", [0], group=["a"])
+    (row,) = of(group_table(epsilon_table([1.0, 2.0]), train, test, "group"))
+    assert row.true_positive_rate is row.false_positive_rate is None
+
+
 @pytest.mark.parametrize("name", [*COLUMNS, BINNED])
 def test_every_figure_is_as_before(name):
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))[name]
