@@ -52,6 +52,7 @@ COMPARING = "comparing with larger K"
 CHOOSING = "accounting under other choices"
 RECORDS = "records"  # the choice of leaving out every second one
 _DRAWN = 100  # examples of which a tight epsilon is computed
+_BRACKETED = 4  # of them with a lower end, which costs more
 
 
 def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
@@ -268,28 +269,29 @@ def _drawn(log: NormLog, most: int) -> IntArray | None:
 
 
 def tightness(run: AuditedRun) -> Tightness | None:
-    """What the tight accountant says of random examples.
-
-    None where it made the account itself, of units and with known participation.
-    """
-    account, method, n = run.epsilons.account, run.method, len(run.epsilons)
-    alone = account.rows_per_unit is None and n == run.log.n_examples
+    """What the tight accountant says of random examples; None of units and known participation."""
+    account, method = run.epsilons.account, run.method
+    alone = account.rows_per_unit is None and len(run.epsilons) == run.log.n_examples
     covered = account.neighbouring != "replace_one" and run.log.truncation is None
-    other = account.accountant != "pld" and account.participation == "secret"
-    if method is None or not (alone and covered and other):
+    if method is None or account.participation != "secret" or not (alone and covered):
         return None
-    rng, n = np.random.default_rng(run.seed), min(n, _DRAWN)
-    drawn = np.sort(rng.choice(len(run.epsilons), n, replace=False))
+    rng = np.random.default_rng(run.seed)
+    n = len(run.epsilons)
+    drawn = np.sort(rng.choice(n, min(n, _DRAWN), replace=False))
     options = {key: getattr(account, key) for key in ("delta", "neighbouring", "between_records")}
-    rows = replace(run.log, unit_ids=None, unit="example").take(drawn)
-    tight = table_for(rows, Method(accountant="pld", **options), workers=1)
-    told = run.epsilons.take(drawn).epsilon
-    return Tightness(
-        worst_case=min(tight.worst_case_epsilon, run.epsilons.worst_case_epsilon),
-        n=n,
-        median=float(np.median(np.minimum(tight.epsilon, told))),
-        median_told=float(np.median(told)),
-    )
+    tight = Method(accountant="pld", **options)
+    plain = replace(run.log, unit_ids=None, unit="example")
+    told, worst = run.epsilons.take(drawn).epsilon, run.epsilons.worst_case_epsilon
+    found = Tightness(worst, len(drawn), *[float(np.median(told))] * 2)
+    if account.accountant != "pld":
+        table = table_for(plain.take(drawn), tight, workers=1)
+        median = float(np.median(np.minimum(table.epsilon, told)))
+        return replace(found, worst_case=min(table.worst_case_epsilon, worst), median=median)
+    few = np.sort(rng.choice(drawn, min(n, _BRACKETED), replace=False))
+    ends = table_for(plain.take(few), replace(tight, brackets=True), workers=1)
+    known = ends.epsilon_lower > 0
+    above = float((ends.epsilon[known] / ends.epsilon_lower[known] - 1).max(initial=0.0))
+    return replace(found, n_bracketed=int(known.sum()), above=above)
 
 
 # --- batch norms

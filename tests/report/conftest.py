@@ -315,6 +315,10 @@ def audits_of(run, summary):
         "void curve": moved(summary, epsilon=[]),
         "exactness": summary.replace(exactness=EXACTNESS),
         "tight beside": summary.replace(tightness=Tightness(2.5, 200, 0.5, 0.6)),
+        "tight": summary.replace(
+            account=replace(summary.account, accountant="pld"),
+            tightness=Tightness(2.5, 200, 0.5, 0.5, n_bracketed=8, above=0.004),
+        ),
         "estimate": with_content(summary, **estimate, fidelity=[own]),
         "fewer records": with_content(summary, **estimate, fidelity=[], sensitivity=[FEWER]),
         "unknown": with_content(summary, **estimate, fidelity=[]),

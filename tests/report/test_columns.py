@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 import indpriv
 from indpriv._formatting import formatted
-from indpriv._plain import column, columns_of, form_of, shown
+from indpriv._plain import column, columns_of, form_of, from_json, shown, to_json
 from indpriv.analysis.attacks.rates import achieved, parts
 from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import FIXED, RATES, column_at, keys, table
 from indpriv.audit.gate import LIMITS
@@ -172,3 +173,10 @@ def formatted_in(node):
         edges = node.func.id == "format_edges"  # of bins, with as many decimals as they need
         return node.args if node.func.id.startswith("format") and not edges else []
     return []
+
+
+def test_an_epsilon_may_be_more_than_twice_its_lower_end():
+    """An audit of tiny epsilons could be written, but not read again."""
+    found = Tightness(worst_case=1.0, n=1, median=1.0, median_told=1.0, n_bracketed=1, above=1.5001)
+    assert from_json(Tightness, to_json(found)) == found
+    assert shown(found, "above") == "150.1 %"
