@@ -25,6 +25,7 @@ from reports.fedcdp.leakage import (
 )
 from reports.fedcdp.page import (
     NORMS,
+    by_share,
     falls,
     interior,
     render,
@@ -36,6 +37,7 @@ from reports.fedcdp.page import (
     verdict_of_median,
     verdict_of_norms,
     verdict_of_pruning,
+    verdict_of_shares,
     verdict_of_table_6,
     verdicts_of_sweeps,
 )
@@ -188,6 +190,29 @@ def test_the_stated_noise_is_judged_by_three_runs_of_every_norm_and_noise():
     assert verdicts_of_sweeps(low, "Adult")[claim] == "not reproduced"
     del runs["adult_cdp_noise_8_3"]
     assert set(verdicts_of_sweeps(runs, "Adult").values()) == {"not run"}
+
+
+def test_lfw_is_best_at_its_own_clipping_norms():
+    runs = [[each] for each in (0.1, 0.2, 0.3, 0.4, 0.5, 0.3)]
+    assert interior(runs, (4.0, 6.0)) == "reproduced"
+    assert interior(runs) == "differs"
+
+
+@pytest.mark.parametrize(
+    ("sdp", "cdp", "word"),
+    [
+        ((0.5, 0.6, 0.6, 0.7), (0.6, 0.7, 0.8, 0.9), "reproduced"),
+        ((0.1, 0.1, 0.1, 0.1), (0.12, 0.3, 0.4, 0.5), "differs"),
+        ((0.5, 0.6, 0.6, 0.7), (0.6, 0.7, 0.8, 0.7), "not reproduced"),
+        ((0.5, 0.6, 0.6), (0.6, 0.7, 0.8), "not run"),
+    ],
+)
+def test_systems_are_compared_at_every_share_of_clients(sdp, cdp, word):
+    runs = {}
+    for name, each in (("no_dp", cdp), ("sdp", sdp), ("cdp", cdp), ("cdp_decay", cdp)):
+        names = (f"{name}_cnn{suffix}" for suffix in ("_0.05", "", "_0.2", "_0.5"))
+        runs |= ended(**dict(zip(names, each, strict=False)))
+    assert verdict_of_shares(by_share(runs)) == word
 
 
 @pytest.mark.parametrize(("client", "word"), [(1.5, "not reproduced"), (1.0, "reproduced")])

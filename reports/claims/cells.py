@@ -119,11 +119,14 @@ def _steps(known: Mapping[str, Any]) -> Cells:
 
 
 def _clients(known: Mapping[str, Any]) -> Cells:
-    """100 clients, 10 in a round, the network with convolutions as the paper's."""
+    """100 clients, the network with convolutions as the paper's, by share of a round."""
     names = dict(zip(_FEDERATED, ("no_dp_cnn", "sdp_cnn", "cdp_cnn", "cdp_decay_cnn"), strict=True))
     runs = known["runs"]
     return {
-        (title, 1): runs[name]["test_accuracy"][-1] for title, name in names.items() if name in runs
+        (title, place): runs[name + suffix]["test_accuracy"][-1]
+        for title, name in names.items()
+        for place, suffix in enumerate(("_0.05", "", "_0.2", "_0.5"))
+        if name + suffix in runs
     }
 
 
@@ -133,7 +136,7 @@ def _local_steps(known: Mapping[str, Any]) -> Cells:
 
 
 def _without_dp(known: Mapping[str, Any]) -> Cells:
-    names = {3: "adult_no_dp", 4: "breast_cancer_no_dp"}
+    names = {2: "lfw_people_no_dp", 3: "adult_no_dp", 4: "breast_cancer_no_dp"}
     found = {place: accuracies(known["runs"], name) for place, name in names.items()}
     return {("accuracy", place): mean(each) for place, each in found.items() if each}
 

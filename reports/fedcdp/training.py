@@ -33,14 +33,23 @@ _NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model];
     "tables": ({"architecture": "mlp", "hidden": [64, 64], "activation": "relu"}, 6, 10),
 }
 _TABLES: Mapping[str, dict[str, Any]] = {  # Table I; of cancer each client has a copy of every row
-    "adult": {"local_batch_size": 3},
-    "breast_cancer": {"local_batch_size": 4, "rounds": 3, "copies": 100},
+    "adult": {"local_batch_size": 3, "partition": "equal"},
+    "breast_cancer": {
+        "local_batch_size": 4,
+        "rounds": 3,
+        "copies": 100,
+        "partition": "equal",
+    },
+    # 300 of 14 copies of 2,267 pictures, in 20 shards of 15: of about 15 people, as stated
+    "lfw_people": {"local_batch_size": 3, "rounds": 60, "copies": 14, "shards": 20},
 }
+SHARES = (0.05, 0.2, 0.5)  # of the clients in a round, in Table II but for the default
 TENTHS = 10
 SWEPT = {
     "MNIST": "cdp",
     "Adult": "adult_cdp",
     "cancer": "breast_cancer_cdp",
+    "LFW": "lfw_people_cdp",
 }  # runs of Tables IV and V
 PRUNED = (0.1, 0.3, 0.5)  # shares of an update that are not sent
 COPIES = 10
@@ -105,7 +114,7 @@ def _stated(
                 "sampler": "fixed_size",
                 "client_rate": paper.CLIENT_RATE,
                 "local_learning_rate": paper.LOCAL_RATE,
-                **({"partition": "equal"} | _TABLES[data] if data in _TABLES else {}),
+                **_TABLES.get(data, {}),
                 **federated,
             },
             "recording": {"every": 1},
@@ -233,12 +242,27 @@ SWEEPS: dict[str, Run] = {
 
 
 for _data in _TABLES:
+    _network = "cnn" if _data == "lfw_people" else "tables"
     for _name, _run in {
-        "no_dp": Run(f"{_data}, no DP", partial(_stated, "nobody", "tables", data=_data)),
-        "cdp": Run(f"{_data}, Fed-CDP", partial(_stated, "row", "tables", data=_data)),
-        **_by_value("cdp", _data, f"{_data}, Fed-CDP", "tables"),
+        "no_dp": Run(f"{_data}, no DP", partial(_stated, "nobody", _network, data=_data)),
+        "cdp": Run(f"{_data}, Fed-CDP", partial(_stated, "row", _network, data=_data)),
+        **_by_value("cdp", _data, f"{_data}, Fed-CDP", _network),
     }.items():
-        SWEEPS |= {f"{_data}_{_name}{repeat}": _run for repeat in REPEATS}
+        _repeats = REPEATS[:1] if _data == "lfw_people" else REPEATS  # minutes each
+        SWEEPS |= {f"{_data}_{_name}{repeat}": _run for repeat in _repeats}
+SWEEPS |= {
+    f"{name}_cnn_{share:g}": Run(
+        f"MNIST, 100 clients, {share:.0%} of them in a round, {title}, convolutions",
+        partial(_stated, protect, "cnn", client_rate=share, **clip),
+    )
+    for share in SHARES
+    for name, title, protect, clip in (
+        ("no_dp", "no DP", "nobody", {}),
+        ("sdp", "Fed-SDP", "client", {}),
+        ("cdp", "Fed-CDP", "row", {}),
+        ("cdp_decay", "Fed-CDP(decay)", "row", {"clip": DECAY}),
+    )
+}
 
 
 def runs() -> dict[str, Callable[[Path], object]]:

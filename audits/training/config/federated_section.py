@@ -32,9 +32,10 @@ class FederatedConfig:
             this share of all clients, whoever comes.
         clients: number of clients; leave it out if `partition` names a column.
         sampler: "poisson" (independent coins) or "fixed_size".
-        partition: "shards": rows sorted by label are cut into twice as many shards as there are
-            clients, and each gets two; "equal": a random partition; or a metadata column whose
+        partition: "shards": rows sorted by label are cut into pieces of equal length, and each
+            client gets `shards` of them; "equal": a random partition; or a metadata column whose
             values are the clients. Rows left over are not trained on; their number is told.
+        shards: pieces of each client, so about as many labels as it has at most.
         local_steps: steps of SGD of a client in a round.
         local_batch_size: rows of each; left out for all rows of the client. No row is used twice
             in a round.
@@ -56,6 +57,7 @@ class FederatedConfig:
     clients: Count | None = None
     sampler: Literal["poisson", "fixed_size"] = "poisson"
     partition: Name = "equal"
+    shards: Count = 2
     local_steps: Count = 1
     local_batch_size: Count | None = None
     server_learning_rate: Positive = 1.0

@@ -21,7 +21,7 @@ def partitioned(
     """Names of the clients (n_clients,), and the rows of each.
 
     Raises:
-        InputError: no such column, more clients than rows (or half as many shards), or a client
+        InputError: no such column, more clients (or shards of all clients) than rows, or a client
             with fewer rows than its local steps need.
     """
     names: NDArray[np.generic]
@@ -30,8 +30,8 @@ def partitioned(
         rows = [np.flatnonzero(owner == number) for number in range(len(names))]
     else:
         names = np.arange(settings.clients)
-        pieces = 2 if settings.partition == "shards" else 1
-        rows = _dealt(train, settings.clients, pieces, rng)
+        pieces = settings.shards if settings.partition == "shards" else 1
+        rows = _dealt(train, settings.clients, pieces, rng, by_label=settings.partition == "shards")
     settings.planned(len(names))
     least = min(map(len, rows))
     needed = settings.local_steps * (settings.local_batch_size or least)
@@ -54,7 +54,9 @@ def copied(train: Split, copies: int) -> Split:
     return Split(train.inputs[number], train.targets[number], metadata)
 
 
-def _dealt(train: Split, n_clients: int, pieces: int, rng: np.random.Generator) -> list[IntArray]:
+def _dealt(
+    train: Split, n_clients: int, pieces: int, rng: np.random.Generator, *, by_label: bool
+) -> list[IntArray]:
     """Rows of each client: so many random pieces of equal length, cut from the order of rows."""
     size = len(train) // (n_clients * pieces)
     if not size:
@@ -63,7 +65,7 @@ def _dealt(train: Split, n_clients: int, pieces: int, rng: np.random.Generator) 
             "leave clients without any"
         )
     order = rng.permutation(len(train))
-    if pieces > 1:
+    if by_label:
         order = order[np.argsort(train.targets[order], kind="stable")]
     cut = order[: size * n_clients * pieces].reshape(n_clients * pieces, size)
     dealt = rng.permutation(len(cut)).reshape(n_clients, pieces)

@@ -41,12 +41,13 @@ def test_each_client_gets_as_many_rows_and_no_row_two_clients(n, clients, kind, 
     assert len(np.unique(every)) == len(every)
 
 
-def test_shards_hold_few_labels():
-    config = FederatedConfig(**BASE, clients=20, partition="shards")
-    train = split(2000, 10)
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_hold_few_labels(shards):
+    config = FederatedConfig(**BASE, clients=20, partition="shards", shards=shards)
+    train = split(2000, 20)
     _, rows = partitioned(train, config, np.random.default_rng(0))
     labels = [len(set(train.targets[held].tolist())) for held in rows]
-    assert sum(labels) <= 2 * 20 + 9  # a shard at each of nine borders has two labels
+    assert sum(labels) <= shards * 20 + 19  # a shard at each of the borders has two labels
     assert len({tuple(np.unique(train.targets[held])) for held in rows}) > 5  # dealt at random
 
 
