@@ -310,7 +310,7 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     fewer = summary.sensitivity.set_index("choice").loc["records"]
     assert (fewer["here"], fewer["instead"]) == ("4", "2")
     report = (tmp_path / "audit" / "report.html").read_text()
-    assert "The error of these epsilons is of the order" in report
+    assert "is of the order of that shift" in report
 
 
 def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):
