@@ -228,12 +228,8 @@ class WhiteBox(RunAttack):
         attacked, passes, clip = self._attacked, self._passes, setting.max_grad_norm
         trained = [p for p in attacked.run.module.parameters() if p.requires_grad]
         # The noisy sum less what the examples of the batch should have added.
-        left = torch.cat(
-            [
-                (torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten()
-                for p in trained
-            ]
-        )
+        noisy = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        left = torch.cat([grad.detach().flatten() for grad in noisy])
         size, start = max(1, AT_ONCE // len(left)), 0
         drawn = np.pad(np.isin(self._members, draw.positions), (0, len(self._others)))
         with kept_random_state():
@@ -321,17 +317,17 @@ class InsertedCanaries(RunAttack):
     def _generator(self, seed: int | None, resumes: str | Path | None) -> np.random.Generator:
         self._seed = secrets.randbits(63) if seed is None else seed
         if resumes is not None:
-            self._seed = _seed_in(Path(resumes))
+            self._seed = int(_coins_of(Path(resumes))["seed"])
         return np.random.default_rng(self._seed)
 
     def check_resumes(self, run_dir: Path) -> None:
         """Raise InputError unless the coins are those of the run."""
-        if _seed_in(run_dir) != self._seed:
+        if _coins_of(run_dir) != {"seed": self._seed, "coins": self.coins}:
             raise refused("refusal.arguments", "other_coins", run_dir=run_dir)
 
     def keep(self, run_dir: Path) -> None:
-        """Write the seed of the coins."""
-        write_json(run_dir / run_files.COINS, {"seed": self._seed})
+        """Write the seed of the coins, and a hash of them: more canaries begin with the same."""
+        write_json(run_dir / run_files.COINS, {"seed": self._seed, "coins": self.coins})
 
     def _insert(self, canaries: Any, member: BoolArray, dataset: Dataset[Any]) -> None:
         inserted = Subset(canaries, np.flatnonzero(member).tolist())
@@ -438,11 +434,12 @@ class MislabelledCanaries(InsertedCanaries):
         self._insert(canaries, member, Subset(dataset, others.tolist()))
 
 
-def _seed_in(run_dir: Path) -> int:
+def _coins_of(run_dir: Path) -> dict[str, Any]:
     if not (path := run_dir / run_files.COINS).is_file():
         raise refused("refusal.arguments", "no_coins", run_dir=run_dir)
     with named(path):
-        return int(read_json(path)["seed"])
+        kept = read_json(path)
+        return {"seed": int(kept["seed"]), "coins": str(kept["coins"])}
 
 
 class PlannedLoader(DataLoader[Any]):

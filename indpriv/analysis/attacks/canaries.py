@@ -5,7 +5,7 @@ predicts exactly. Four lower bounds, each with its assumption; see `BOUNDS`.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,14 +87,14 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         sum(len(index) >= 2 * lower_bound.LEAST_GUESSES for index in groups.values())
     )
     every = [(None, np.arange(len(scores.scores))), *groups.items()]
+    if fair and len(scores.member):
+        _check_coins(scores.member, groups)
     rows: list[dict[str, Any]] = []
     for name, index in every:
         values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
         key: dict[str, Any] = {"attack": scores.method, "model": "dp"}
         key |= {"by": "", "part": rates.ALL} if name is None else {"by": "group", "part": name}
         n = {"n_members": int(member.sum()), "n_others": int((~member).sum())}
-        if fair and len(index) and stats.binomtest(n["n_members"], len(index)).pvalue < _UNFAIR:
-            raise refused("refusal.scores", "not_fair", part=key["part"], **n, level=_UNFAIR)
         used = np.arange(len(index)) if fair else _balanced(member, rng)
         bounded = partial(
             lower_bound.lower_bound,
@@ -123,6 +123,17 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     method = text("sentence.canaries", "fair_coins" if fair else "balanced")
     table = summary.table(summary.RATES, rows)
     return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
+
+
+def _check_coins(member: BoolArray, groups: Mapping[str, IntArray]) -> None:
+    """Refuse numbers of members, of all examples or of groups, that fair coins do not give."""
+    every = [(rates.ALL, member), *((name, member[index]) for name, index in groups.items())]
+    chances = [stats.binomtest(int(of.sum()), len(of)).pvalue for _, of in every]
+    # Coins of groups are independent: Fisher's combination, which for counts errs on the safe side.
+    if min(chances) < _UNFAIR or stats.combine_pvalues(chances[1:] or [1.0]).pvalue < _UNFAIR:
+        part, of = every[int(np.argmin(chances))]
+        n = {"n_members": int(of.sum()), "n_others": int((~of).sum()), "level": _UNFAIR}
+        raise refused("refusal.scores", "not_fair", part=part, **n)
 
 
 def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
@@ -189,10 +200,7 @@ def measure_gradient_canaries(
 
 
 def simulated_evidence(
-    settings: StepSettings,
-    relative_norms: ArrayLike,
-    member: BoolArray,
-    rng: np.random.Generator,
+    settings: StepSettings, relative_norms: ArrayLike, member: BoolArray, rng: np.random.Generator
 ) -> FloatArray:
     """(n,) sums over all steps of the log-likelihood ratio, in nats, for independent examples.
 
@@ -250,14 +258,9 @@ def predicted_separation(settings: StepSettings, length: float) -> float:
 
 def _log_of(settings: StepSettings, length: float) -> NormLog:
     """A log of one example, whose gradient is as long as the noise at 1 / length is strong."""
-    return NormLog.from_arrays(
-        [[1.0]],
-        [0],
-        total_steps=len(settings),
-        noise_multiplier=settings.noise_multiplier / length,
-        max_grad_norm=1.0,
-        sample_rate=settings.sample_rate,
-    )
+    public: Any = {"total_steps": len(settings), "sample_rate": settings.sample_rate}
+    noise = settings.noise_multiplier / length
+    return NormLog.from_arrays([[1.0]], [0], noise_multiplier=noise, max_grad_norm=1.0, **public)
 
 
 def separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, FloatArray]:

@@ -86,6 +86,10 @@ def test_numbers_that_no_fair_coins_give_prove_nothing():
     with pytest.raises(InputError, match="test: 0 members and 60 others"):
         measure_attack(scores_of(rng.normal(size=120), member, split, fair_coins=True))
     assert measure_attack(scores_of(rng.normal(size=20), np.ones(20), fair_coins=True)).overall
+    member = np.arange(240) // 24 % 2 == 0  # a split by class: no group alone is beyond all chance
+    groups = (np.arange(240) // 24).astype(str).astype(object)
+    with pytest.raises(InputError, match=r"0: 24 members and 0 others .* in all groups together"):
+        measure_attack(scores_of(rng.normal(size=240), member, groups, fair_coins=True))
 
 
 def scores_that_share_noise(adversary, seed=0, mu=0.5, n=1000):

@@ -116,6 +116,23 @@ def test_canaries_survive_a_resume(tmp_path, kind):
         made(resumes=tmp_path)
 
 
+def test_another_number_of_canaries_has_other_coins(tmp_path):
+    """The last one was left out, so that the training set is the same without it."""
+
+    items = [blobs(60)[k] for k in range(60)]
+
+    def recorded(count, **options):
+        canaries = InsertedCanaries(blobs(60), items[:count], **options)
+        run = make_run(canaries.train_set, data_loader=canaries.loader(batch_size=12))
+        at = {"resume_at": 5} if "resumes" in options else {}
+        return record(run, tmp_path / "run", epochs=1, every=1, attack=canaries, **at)
+
+    seed = next(k for k in range(99) if not InsertedCanaries([0], range(60), seed=k).member[-1])
+    recorded(60, seed=seed)
+    with pytest.raises(InputError, match="was begun with other coins"):
+        recorded(59, resumes=tmp_path / "run")
+
+
 def test_refusals(tmp_path):
     with pytest.raises(InputError, match="the number of canaries=0"):
         InsertedCanaries(items(5, 0), [])
