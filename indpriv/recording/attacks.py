@@ -315,7 +315,7 @@ class InsertedCanaries(RunAttack):
         self._insert(canaries, self._generator(seed, resumes).random(count) < 0.5, dataset)
 
     def _generator(self, seed: int | None, resumes: str | Path | None) -> np.random.Generator:
-        self._seed = secrets.randbits(63) if seed is None else seed
+        self._seed = secrets.randbits(63) if seed is None else int(seed)
         if resumes is not None:
             self._seed = int(_coins_of(Path(resumes))["seed"])
         return np.random.default_rng(self._seed)
