@@ -76,7 +76,7 @@ class Watch:
         """Prepare to watch a run; the log of a resumed one has steps, and counts at the last."""
         self._run, self._ranks, self._steps_before, self._attack = run, ranks, steps_before, attack
         optimizer, parameters = run.optimizer, run.optimizer.params
-        self.tally = Tally(run.n_examples)
+        self.tally = Tally(run.n_examples, resumed=steps_before > 0)
         self._micro_batches: list[gradients.ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clip_excess = gradients.clip_excess(optimizer)

@@ -330,17 +330,17 @@ def _optimizers(values: Mapping[Any, Any]) -> list[Any]:
 def _gradient(values: Mapping[Any, Any]) -> tuple[float, int] | None:
     """Mean square of the values of a gradient, and their number, by what its optimizer kept.
 
-    Adam has it; momentum is a sum with the last one in it, whose noise is fresh, so has no less.
+    Adam has it; SGD's momentum has no less: a sum with the last one in it, whose noise is fresh.
     """
     for state in _optimizers(values):
         total, n = 0.0, 0
         try:
             for group in state["param_groups"]:
-                beta, share = group.get("betas", (0, 0))[1], 1 - group.get("dampening", 0)
                 for one in filter(None, map(state["state"].get, group["params"])):
-                    kept = one.get("exp_avg_sq")
-                    squares = one["momentum_buffer"].square() if kept is None else kept
-                    counted = (1 - beta ** int(one.get("step", 1))) * share**2
+                    squares = one.get("exp_avg_sq")
+                    if squares is None:  # the momentum of others, without dampening, is smaller
+                        squares = (one["momentum_buffer"] / (1 - group["dampening"])).square()
+                    counted = 1 - group.get("betas", (0, 0))[1] ** int(one.get("step", 1))
                     total += float(squares.double().sum()) / counted
                     n += squares.numel()
         except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError):
@@ -445,10 +445,7 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _said(
-    declared: Mapping[str, Any],
-    options: StepOptions,
-    counted: FloatArray,
-    live: OpenedRun | None,
+    declared: Mapping[str, Any], options: StepOptions, counted: FloatArray, live: OpenedRun | None
 ) -> dict[str, dict[str, Any]]:
     """Of each setting, source -> value, the most trusted source first."""
     written = {name: first_at(declared, (name,), ("training", name)) for name in _TO_TYPE}
@@ -510,9 +507,7 @@ def _column(name: str, by_source: Mapping[str, Any], total: int) -> FloatArray:
             values = {"first": column[step], "first_source": next(iter(by_source)), "step": step}
             values |= {"second": these[step], "second_source": source, "name": name}
             raise refused("refusal.checkpoints", "contradiction", **values)
-        if (
-            counted_rate and not {RUN_JSON, LIVE} & by_source.keys()
-        ):  # an option was not read from a sampler
+        if counted_rate and not {RUN_JSON, LIVE} & by_source.keys():  # options read no sampler
             column = np.fmax(column, these)
         column = np.where(np.isnan(column), these, column)
     if by_source and np.isnan(column).any():

@@ -121,7 +121,7 @@ class Draw(NamedTuple):
 class Tally:
     """Counts of one session, of all ranks together; steps and draws are of logical batches."""
 
-    def __init__(self, n_examples: int) -> None:
+    def __init__(self, n_examples: int, *, resumed: bool = False) -> None:
         self.counts = TrainingCounts(left_batches=0)  # `Watch` adds what it counts itself
         # How often each example was drawn, and was in the batch of a step.
         self.participations: IntArray = np.zeros(n_examples, dtype=np.int64)
@@ -135,6 +135,8 @@ class Tally:
         self._taken = 0  # 1 while an update is made: a thread may begin the next epoch meanwhile
         self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
         self._passes, self._looks = 0, 0  # with steps; without, since the last of them
+        # Steps of the last pass, and whether it was left with a batch; of a resumed run's first.
+        self._ended, self._resumed, self._first = (0, False), resumed, 0
         # Of passes with steps: by the looks before them; of those left with a batch, by steps.
         self._looked, self._left = Counter[int](), Counter[int]()
         self.unsent: list[IntArray] = []  # of this rank's batches, which others do not know yet
@@ -158,8 +160,7 @@ class Tally:
         """Positions of the next micro-batch of this size: batches and parts are used in order."""
         if not self._waiting:
             return None
-        start = sum(self._clipped)
-        positions = self._waiting[0].positions[start : start + size]
+        positions = self._waiting[0].positions[sum(self._clipped) :][:size]
         return positions if len(positions) == size else None
 
     def clipped(self, size: int) -> None:
@@ -184,6 +185,10 @@ class Tally:
     def stepped(self, setting: StepSetting) -> None:
         """Count one parameter update."""
         self.counts.steps += 1
+        if not self._epoch_steps:  # training goes on after the looks and passes before it
+            self.counts.peeks += self._looks
+            self._looked[self._looks], self._looks = self._looked[self._looks] + 1, 0
+            self._count_left(final=False)
         self._epoch_steps, self._taken = self._epoch_steps + 1, 0
         self.noise_multipliers[setting.noise_multiplier] += 1
 
@@ -230,12 +235,15 @@ class Tally:
         logical batch unfinished (BatchMemoryManager), which the next step then includes.
         """
         counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
-        self._count_left(steps, not exhausted and draws - steps > prefetched, final)
+        in_hand = not exhausted and draws - steps > prefetched
+        self._looks += in_hand and not steps
+        self._ended = (steps, in_hand) if steps else self._ended
+        if final:
+            self._count_left(final=True)
         counts.passes += steps > 1
         counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
         if exhausted and not final and not interrupted:
-            carried = len(self._waiting) + self._taken  # loaded ahead: their steps follow
-            self._epoch_draws = self._carried = carried
+            self._epoch_draws = self._carried = len(self._waiting) + self._taken  # loaded ahead
             self._epoch_steps = 0
             return
         counts.undrawn_steps += max(0, steps - draws)
@@ -243,31 +251,28 @@ class Tally:
         allowed = 0 if exhausted else 1 + prefetched
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted
-        counts.peeks += not exhausted and draws > 0 and steps == 0
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
         self._clipped.clear()
 
-    def _count_left(self, steps: int, in_hand: bool, final: bool) -> None:
+    def _count_left(self, *, final: bool) -> None:
         """Count batches that the loop had in hand and left, unless all passes leave theirs alike.
 
         Which ones to leave may then have been chosen by what they hold. When to stop is another
-        line of the evidence: the last pass may end earlier.
+        line of the evidence: the last pass may end earlier, and the first of a resumed run.
         """
-        if not steps:
-            self._looks += in_hand
-            return
-        self._looked[self._looks] += 1
-        self._looks = 0
-        if not final or steps >= min(self._left, default=np.inf):
+        (steps, in_hand), self._ended = self._ended, (0, False)
+        if self._resumed and in_hand and not (final or self._first or self._passes):
+            self._first = steps
+        elif steps and (not final or steps >= min(self._left, default=np.inf)):
             self._passes += 1
             self._left.update([steps] * in_hand)
-        looks = sum(each * passes for each, passes in self._looked.items())
+        counted = [self._first] * (self._first >= min(self._left, default=1))
+        left, passes = self._left + Counter(counted), self._passes + len(counted)
         looks_alike = len(self._looked) == 1 < self._looked.total()
-        left_alike = len(self._left) == 1 and 1 < self._passes == self._left.total()
-        self.counts.left_batches = (0 if looks_alike else looks) + (
-            0 if left_alike else self._left.total()
-        )
+        left_alike = len(left) == 1 and 1 < passes == left.total()
+        looks = self.counts.peeks * (not looks_alike)
+        self.counts.left_batches = looks + left.total() * (not left_alike)
 
     def draw_counts(self) -> DrawCounts:
         """How often examples were drawn up to now."""

@@ -361,6 +361,8 @@ def test_noise_told_too_large_is_betrayed_by_what_the_optimizer_kept(tmp_path):
             4.0,
         ),
         ({"momentum": 0.0}, {"momentum_buffer": None}, None),
+        ({"momentum": 0.9, "dampening": 1}, {"momentum_buffer": torch.ones(4)}, None),
+        ({"momentum": 0.95}, {"momentum_buffer": torch.full((4,), 0.05)}, None),  # Muon's mean
         ({"betas": (0.9, 1.0)}, {"exp_avg_sq": torch.ones(4), "step": 3}, None),
         ({}, {}, None),
     ],

@@ -202,6 +202,20 @@ def one_pass_left_at_a_batch_that_is_well_known(s):
                 s.step(x, y)
 
 
+@broken("batch", "hooks functorch", expect="unsupported")
+def first_pass_of_a_resumed_run_left_at_a_batch_that_is_well_known(s):
+    s.make()
+    saved = None
+    for session in range(2):
+        with s.recorded(resume_at=saved) as recorder:
+            for epoch in range(2):
+                for x, y in s.loader:
+                    if session and not epoch and s.steps > 30 and s.loss_of(x, y) < 2:
+                        break
+                    s.step(x, y)
+            saved = recorder.state_dict()
+
+
 @broken("batch", "hooks ghost", expect="unsupported")
 def first_batches_drawn_anew_where_they_are_well_known(s):
     s.make()

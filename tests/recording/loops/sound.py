@@ -337,6 +337,33 @@ def passes_left_at_the_fifth_batch(s):
 
 
 @sound("hooks functorch")
+def steps_counted_in_all_epochs(s):
+    s.make()
+    with s.recorded():
+        for _ in range(9):
+            for x, y in s.loader:
+                if s.steps == 20:
+                    break
+                s.step(x, y)
+
+
+@sound("hooks functorch")
+def short_passes_resumed_in_the_middle_of_one(s):
+    s.make()
+    saved, k = None, 0
+    for last in 13, 28, 30:
+        with s.recorded(resume_at=saved) as recorder:
+            while s.steps < last:
+                for x, y in s.loader:
+                    if k == 5 or s.steps == last:
+                        break
+                    s.step(x, y)
+                    k += 1
+                k = k % 5
+            saved = recorder.state_dict()
+
+
+@sound("hooks functorch")
 def logging_forward_in_training_mode(s):
     def log(s, x, y):
         with torch.no_grad():
