@@ -8,9 +8,10 @@ None where it does not know what it needs.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,8 @@ class TrainingFacts:
     # (n_records,) share of the examples whose norm was above max_grad_norm, in evenly spaced
     # records in order; empty before training
     clipped: FloatArray = field(default_factory=lambda: np.empty(0))
+    poisson: bool | None = None  # whether a log verifies that batches are Poisson samples
+    unseeded: bool | None = None
 
 
 def facts_of_run(
@@ -110,27 +113,31 @@ def facts_of_run(
     recorder: Mapping[str, Any],
     declared: Declared,
     delta: float | None = None,
+    lines: Iterable[Fact] = (),  # of evidence, of an account by Poisson sampling
 ) -> TrainingFacts:
     """What a run recorded, and what run.json adds to it; delta: None for the run's own."""
+    decided = {one.key: _DECIDED.get(one.status) for one in lines}
     delta = declared.delta if delta is None else delta
     steps = log.settings.distinct()[1]
     first, plan, epsilon_cap = steps.at(0), None, None
     if log.filtered is not None and delta is not None:
         cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
         epsilon_cap = cap.epsilon(delta=delta) + log.clipping_norm_epsilon
-    if len(steps) == 1:
+    if len(steps) == 1 and log.sampler == "poisson":  # a plan has the epsilon of no other
         noise, rate = first.noise_multiplier, first.sample_rate
         plan = Plan(noise, rate, log.total_steps, log.clipping_norm_epsilon)
     return TrainingFacts(
         n_examples=log.n_examples,
         delta=delta,
         plan=plan,
-        max_grad_norm=None if plan is None else first.max_grad_norm,
+        max_grad_norm=first.max_grad_norm if len(steps) == 1 else None,
         epsilon_cap=epsilon_cap,
         sgd=_sgd(recorder, declared.content),
         layers=_counted(recorder, declared.content),
         views=_views(declared.content),
         clipped=np.empty(0) if recorder.get("clipping") in CONTRIBUTIONS else _clipped_shares(log),
+        poisson=decided.get("batch"),
+        unseeded=decided.get("source"),
     )
 
 
@@ -197,6 +204,7 @@ _CONVOLUTIONS = frozenset({"Conv2d", "StandardisedConv2d", "Conv3d"})
 _WEIGHTS = _CONVOLUTIONS | {"Linear", "Conv1d"}
 _UNBOUNDED = frozenset({"ReLU", "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU"})
 _DEEP = 8  # layers with weights
+_DECIDED = {_facts.VERIFIED: True, _facts.REFUTED: False}
 _STATUSES = (_facts.FAILED, _facts.NOT_CHECKED, _facts.PASSED)
 # Whether a rule holds, and what its text names; "case" names a text of its own. None: not known.
 Judged = tuple[bool, dict[str, Any]] | None
@@ -210,18 +218,13 @@ def lint(facts: TrainingFacts) -> tuple[Fact, ...]:
 
 
 def _judged(rule: Template, facts: TrainingFacts) -> Fact:
-    judged = RULES[rule.key](facts) if all(_is_known(facts, name) for name in rule.needs) else None
+    known = all(attrgetter(name)(facts) is not None for name in rule.needs)
+    judged = RULES[rule.key](facts) if known else None
     if judged is None:
         return fact(f"rule.{rule.key}", _facts.NOT_CHECKED)
     holds, values = judged
     status, case = _facts.PASSED if holds else _facts.FAILED, values.pop("case", "")
     return fact(f"rule.{rule.key}", status, case, facts=facts, **values)
-
-
-def _is_known(value: Any, path: str) -> bool:
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value is not None
 
 
 # What a rule needs, in rules.toml, is there when it is asked: hence facts without a type.
@@ -248,12 +251,8 @@ def _batch_size(facts: Any) -> Judged:
     found = twice.with_epsilon(plan.epsilon(facts.delta), facts.delta)
     if found is None:
         return None
-    saved = 1 - _noise_of_the_mean(found) / _noise_of_the_mean(plan)
+    saved = 1 - found.noise_multiplier / (plan.noise_multiplier * math.sqrt(2))
     return saved <= _MOST_NOISE_SAVED, {"batch": batch, "saved": max(saved, 0.0)}
-
-
-def _noise_of_the_mean(plan: Plan) -> float:
-    return plan.noise_multiplier / (plan.sample_rate * math.sqrt(plan.total_steps))
 
 
 def _epochs(facts: Any) -> Judged:
@@ -316,14 +315,10 @@ def _augmentation(facts: Any) -> Judged:
 
 
 RULES: Mapping[str, Callable[[Any], Judged]] = {
-    "delta": lambda facts: (
-        facts.delta * facts.n_examples < 1,
-        {"limit": 1 / facts.n_examples},
-    ),
-    "small_delta": lambda facts: (
-        facts.delta <= facts.n_examples**-1.1,
-        {"limit": facts.n_examples**-1.1},
-    ),
+    "delta": lambda of: (of.delta * of.n_examples < 1, {"limit": 1 / of.n_examples}),
+    "small_delta": lambda of: (of.delta <= of.n_examples**-1.1, {"limit": of.n_examples**-1.1}),
+    "sampler": lambda of: (of.poisson, {}),
+    "seeds": lambda of: (of.unseeded, {}),
     "epsilon": _epsilon,
     "batch_size": _batch_size,
     "epochs": _epochs,

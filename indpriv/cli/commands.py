@@ -159,7 +159,7 @@ def settings_of(name: str, pairs: Sequence[str] | None, key: str = "settings") -
         one = typed.strip().replace("-", "_")
         if one not in keys:
             near = "".join(f"; did you mean {near}?" for near in get_close_matches(one, keys, 1))
-            raise InputError(f"{option} has no {typed!r}{near} Its keys are:{_listed(keys)}")
+            raise InputError(f"{option} has no {typed!r}{near or '.'} Its keys are:{_listed(keys)}")
         kind, meaning = keys[one]
         value = _value(kind, text if equals else "yes")
         if value is None:

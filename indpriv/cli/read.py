@@ -27,9 +27,10 @@ from indpriv.audit.pipeline import evidence_of_run
 from indpriv.cli import common
 from indpriv.cli.commands import keys_of
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import evidence, is_earned
+from indpriv.norm_log.evidence import evidence, is_earned, lines_of
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES, WHITE_BOX, holds_log, read_run_json
+from indpriv.norm_log.verify import verify
 from indpriv.release import Request, parse_budget, parse_quantiles, publish
 from indpriv.release.ledger import SHAREABLE
 from indpriv.report.formats import data_of
@@ -157,7 +158,8 @@ def _settings_of_run(
     run_dir: Path, opened: Callable[[], OpenedRun], delta: float | None, strict: bool
 ) -> _Part:
     run, declared = opened(), Declared(read_run_json(run_dir))
-    facts = facts_of_run(run.log, run.header["run"], declared, delta)
+    recorder = {**run.header["run"], "seeded": run.seeded}
+    facts = facts_of_run(run.log, recorder, declared, delta, lines_of(verify(run), recorder))
     return settings_part(run_dir, lint(facts), strict)
 
 

@@ -48,6 +48,8 @@ def test_the_report_says_what_is_not_of_every_example(audits):
     assert f"This audit has more than {MOST} examples." in page
     page = " ".join(page.split())
     assert f"Attacks used {MOST} random training examples and {MOST} random test examples;" in page
+    assert f"All this is of {MOST} random examples of 400." in page
+    assert "random examples of" not in plain
     assert said["compared"] is None  # all 400, as fewer than 20,000
 
 

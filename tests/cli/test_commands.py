@@ -145,7 +145,7 @@ def test_other_choices_and_limits_are_those_of_the_package():
     ("command", "pairs", "words"),
     [
         ("audit", ["accountnt=pld"], "did you mean accountant?"),
-        ("audit", ["=3"], "Its keys are"),
+        ("audit", ["=3"], "''. Its keys are"),
         ("compose", ["tuning_mean=small"], "tuning_mean=small: tuning_mean is a number"),
         ("audit", ["tolerance=1e-3"], "no 'tolerance'"),  # which earlier versions took
         ("audit", ["seed=1.5"], "seed is a whole number"),

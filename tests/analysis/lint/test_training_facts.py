@@ -161,3 +161,9 @@ def test_a_privacy_filter_caps_epsilon(tmp_path):
     opened = open_run(tmp_path / "run")
     found = facts_of_run(opened.log, {}, Declared(), 1e-5)
     assert 2.5 * 0.999 < found.epsilon_cap <= 2.5 * (1 + 1e-9)
+
+
+def test_an_epsilon_by_poisson_sampling_is_that_of_no_other_sampler():
+    for sampler, status in (("poisson", "passed"), ("shuffled", "not checked")):
+        found = facts_of_run(a_log(sampler=sampler), {}, Declared(), 1e-5)
+        assert (status_of(found, "epsilon"), found.max_grad_norm) == (status, 1.0)
