@@ -232,7 +232,7 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
         "checked": _checked(audit),
         "how_recorded": recording(audit.run),
         "seed_can_be_guessed": any(
-            one.key == "seeds" and one.status != _facts.PASSED for one in audit.checks
+            (one.key, one.status) == ("seeds", _facts.FAILED) for one in audit.checks
         ),
         "declared_json": json.dumps(
             audit.run.declared.content, indent=2, ensure_ascii=False, default=str

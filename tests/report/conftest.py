@@ -292,6 +292,7 @@ def audits_of(run, summary):
         "unproven": made(checks=(*CHECKS, failed("batch_sizes", "too many"))),
         "declared": made(checks=()),
         "guessed": made(checks=(*CHECKS, failed("seeds", "torch.manual_seed(0)"))),
+        "system": made(checks=(*CHECKS, OF_CHECKS["seeds"].fact("not checked", "the system's"))),
         "partly": made(checks=sound_checks(replay="not checked")),
         "delta": with_content(summary, guarantee={"delta": 0.01, "delta_times_n": 2.4}),
         "huge": with_content(summary, guarantee=huge),

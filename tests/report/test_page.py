@@ -301,6 +301,7 @@ ABOVE = "A finding against the run"
         ("unproven", ["No guarantee is proven", "Too many.", QUOTE], [PUBLISH]),
         ("declared", ["declared, not supported", "0 of 5 lines verified"], ["status supported"]),
         ("guessed", ["whose seed can be guessed"], [PUBLISH]),
+        ("system", ["No seed of its noise"], ["whose seed can be guessed"]),
         ("delta", ["Delta is too large:", "delta times n is 2.4"],
          [PUBLISH, "Guarantee: worst-case epsilon", "All model states of this training run"]),
         ("huge", ["true-positive rate is at most 10^63 times", "hardly any protection"], []),
