@@ -261,6 +261,8 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
     run, account, guarantee = audit.run, audit.account, audit.guarantee
     rows, in_lines = account.rows_per_unit or 1, run.declared.of_lines
     found = [fact("hazard.norms", status_of(audit.checks, "norm_pass", "norm_precision"))]
+    if account.participation == "known":
+        found.append(fact("hazard.participation", word_of(guarantee.lines, "batch")))
     found += [
         Fact(key, _facts.ASSUMPTION, capitalised(item), _facts.DECLARED, sentence(words))
         for item, words in run.declared.on_trust.items()

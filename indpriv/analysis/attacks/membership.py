@@ -272,13 +272,9 @@ def _folded(by: np.ufunc, scores: FloatArray, codes: IntArray, n: int) -> FloatA
     return found
 
 
-def _mean(scores: FloatArray, codes: IntArray, n: int) -> FloatArray:
-    return np.asarray(np.bincount(codes, scores, n) / np.bincount(codes, minlength=n))
-
-
 UNIT_RULES: dict[str, Callable[[FloatArray, IntArray, int], FloatArray]] = {
     "max": partial(_folded, np.maximum),
-    "mean": _mean,
+    "mean": lambda score, codes, n: np.bincount(codes, score, n) / np.bincount(codes, minlength=n),
     "log_sum": partial(_folded, np.logaddexp),
 }
 

@@ -221,9 +221,8 @@ def replay(
         paid, seeds = first_at(settings.declared, *paths), (("seeded",), ("recorder", "seeded"))
         live = settings.live
         if live:
-            tell(text("sentence.replay", "live", log=live.run_dir))
-            paid = max(paid or 0.0, live.clipping_norm_epsilon)
-            made.compare(live, found.models)
+            paid, same = max(paid or 0.0, live.clipping_norm_epsilon), made.same(live, found.models)
+            tell(text("sentence.replay", "live", log=live.run_dir, same=same, n=len(found.models)))
         header = LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -404,13 +403,16 @@ class CheckpointPass:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
         return safe_files.fingerprint_of(safe_files.load_into(self.model, path, self.spec.load))
 
-    def compare(self, log: LogState, models: Sequence[SavedModel]) -> None:
-        """Raise InputError where a log has other parameters of a step than a model saved at it."""
+    def same(self, log: LogState, models: Sequence[SavedModel]) -> int:
+        """How many models have a log's parameters of their steps; InputError if one has others."""
+        same = 0
         for model in models:
             logged = counts_at(log, model.step).get("weights")
             if logged is not None and self.move_to(model.path) != logged:
                 of = {"path": model.path, "step": model.step, "log": log.run_dir}
                 raise refused("refusal.checkpoints", "other_log", **of)
+            same += logged is not None
+        return same
 
     def norms_at(self, path: Path) -> tuple[Measured, str]:
         """Every example's norm at a checkpoint, in seconds that include reading it; its weights."""

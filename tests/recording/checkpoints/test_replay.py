@@ -392,7 +392,9 @@ def words_of(path):
 def test_a_replay_gets_no_better_word_than_the_log_beside_it(trained, tmp_path):
     run, told = beside_a_log(trained, tmp_path, end=-2), []  # a crash, so that it was not closed
     replay(run / "saved", SPEC, tmp_path / "new", options=TOLD, tell=told.append)
-    assert any(f"a Recorder's log of this run lies in {run}" in text for text in told)
+    assert any(
+        f"a Recorder's log lies in {run}, which has the parameters of" in text for text in told
+    )
     order = ["verified", "declared", "on trust", "refuted"]
     live, replayed = words_of(run), words_of(tmp_path / "new")
     assert live["update"] == "refuted"
