@@ -171,10 +171,8 @@ def location(path: str | Path) -> Path:
         said = {"scheme": parts.scheme, "known": ", ".join(f"{one}://" for one in SCHEMES)}
         raise _facts.refused("refusal.storage", "scheme", address=address, **said)
     if not parts.netloc or _holds_credentials(parts):
-        told = parts.netloc
-        raise _facts.refused(
-            "refusal.storage", "credentials" if told else "address", scheme=parts.scheme
-        )
+        case = "credentials" if parts.netloc else "address"
+        raise _facts.refused("refusal.storage", case, scheme=parts.scheme)
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)

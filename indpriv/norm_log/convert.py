@@ -49,9 +49,9 @@ def convert(
     Args:
         norms_file: a Parquet or npz file, see this module. A record of step t (0-based) holds the
             norms, before clipping, at the parameters that step t starts from.
-        run_json: an object with steps, SETTING_NAMES (each one number, or one per step; noise on
-            the sum of clipped gradients over max_grad_norm), sampler, unit and neighbouring, as of
-            `NormLog`; optionally what `_read_settings` reads. Other keys are kept.
+        run_json: an object with steps, noise_multiplier, max_grad_norm and sample_rate (each one
+            number, or one for each step), sampler, unit and neighbouring, as of `NormLog`; further
+            keys are in docs/how-to/norms-from-elsewhere.md, and others are kept.
         output_dir: the run directory: new, or without a log.
         rounding: as a fraction of max_grad_norm, upwards; 0 keeps float64.
         progress: called as progress(stage, done, total), in records.

@@ -191,17 +191,17 @@ def _of_steps(training: TrainingCounts, draws: int) -> Iterator[Fact]:
         yield fact("check.parameters", NOT_CHECKED, training=training)
     if training.ranks != 1:  # ranks that differ stop the run before the step: what is logged passed
         yield fact("check.ranks", PASSED, training=training)
-    steps, looks, left = training.steps, training.peeks, training.left_batches
+    steps, looks, left = training.steps, training.peeks, training.left_batches or 0
     faults = {
         "undrawn": max(training.undrawn_steps, steps - draws),
-        "unstepped": training.unstepped_draws + (left or 0) * ((left or 0) > _MAX_LOOKS),
+        "unstepped": training.unstepped_draws + (left if left > _MAX_LOOKS else 0),
         "looks": looks if looks > _MAX_LOOKS + training.passes else 0,
         "dropped": training.dropped_batches,
         "unmatched": training.unmatched_steps,
     }
     case = next((case for case, n in faults.items() if n), "")
-    status = FAILED if case else PASSED if left == 0 else NOT_CHECKED
-    doubt = "" if left == 0 else "left" if left else "uncounted"
+    doubt = "uncounted" if training.left_batches is None else "left" if left else ""
+    status = FAILED if case else NOT_CHECKED if doubt else PASSED
     values = {"n": faults.get(case, left), "steps": steps, "draws": draws}
     yield fact("check.batch_for_every_step", status, case or doubt, **values)
     unfinished = training.interrupted_batches

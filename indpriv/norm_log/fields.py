@@ -145,11 +145,11 @@ def widened(norms: NDArray[np.generic]) -> tuple[FloatArray, str]:
 
 @dataclass(frozen=True)
 class StepSetting:
-    """Realised noise_multiplier, max_grad_norm and sample_rate of one step."""
+    """Realised settings of one step."""
 
-    noise_multiplier: float
-    max_grad_norm: float
-    sample_rate: float
+    noise_multiplier: float  # standard deviation of the noise, over max_grad_norm
+    max_grad_norm: float  # the clipping norm
+    sample_rate: float  # probability of an example to be in the batch
 
 
 SETTING_NAMES = tuple(field.name for field in fields(StepSetting))
@@ -157,7 +157,7 @@ SETTING_NAMES = tuple(field.name for field in fields(StepSetting))
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Realised settings of every step, each (total_steps,); noise is over max_grad_norm."""
+    """Realised settings of every step, each (total_steps,), as of `StepSetting`."""
 
     noise_multiplier: FloatArray
     max_grad_norm: FloatArray

@@ -391,7 +391,9 @@ def threshold_attack(
         member, values = scores.member[index], scores.scores[index]
         rng = generator_of(seed, name if by else None)
         mine, others = (rng.permutation(values[member == side]) for side in (True, False))
-        n = 2 * ((pairs := min(len(mine), len(others))) - (half := pairs // 2)) * (pairs > 1)
+        pairs = min(len(mine), len(others))
+        half = pairs // 2
+        n = 2 * (pairs - half) if half else 0
         pair = (mine[:half], others[:half]), (mine[half:pairs], others[half:pairs])
         right = _right(best_threshold(*pair[0]), pair[1]) if n else 0
         row: _Row = {"attack": attack or scores.method, "model": model, "by": by, "part": name}
