@@ -170,9 +170,10 @@ def location(path: str | Path) -> Path:
     if parts.scheme not in SCHEMES:
         said = {"scheme": parts.scheme, "known": ", ".join(f"{one}://" for one in SCHEMES)}
         raise _facts.refused("refusal.storage", "scheme", address=address, **said)
-    if not parts.netloc or _holds_credentials(parts):
-        case = "credentials" if parts.netloc else "address"
-        raise _facts.refused("refusal.storage", case, scheme=parts.scheme)
+    if not parts.netloc:
+        raise _facts.refused("refusal.storage", "address", scheme=parts.scheme)
+    if _holds_credentials(parts):
+        raise _facts.refused("refusal.storage", "credentials", scheme=parts.scheme)
     below = filter(None, [parts.path.strip("/")])
     options = f"?{quote(parts.query, safe='')}"
     return RemotePath("/", parts.scheme, options, parts.netloc, *below)

@@ -391,8 +391,7 @@ def threshold_attack(
         member, values = scores.member[index], scores.scores[index]
         rng = generator_of(seed, name if by else None)
         mine, others = (rng.permutation(values[member == side]) for side in (True, False))
-        pairs = min(len(mine), len(others))
-        half = pairs // 2
+        half = (pairs := min(len(mine), len(others))) // 2
         n = 2 * (pairs - half) if half else 0
         pair = (mine[:half], others[:half]), (mine[half:pairs], others[half:pairs])
         right = _right(best_threshold(*pair[0]), pair[1]) if n else 0
