@@ -587,7 +587,7 @@ def _search(
                     cut = on.tail[rows] * np.exp(np.minimum(size, 50))
                     moved = on.smooth[rows] * steep * (steep + 1) / 2
                     poor = (moved > 4 * smoothing) | (right - line.period > 2 / steep)
-                    poor |= cut > 1e-3
+                    poor |= cut > 3e-4
                     epsilon[own], log_target[own] = found, log_delta
                     slope[own] = np.maximum(steep, slope[own] / 2)
                     again.append(own[poor if floor is None else poor & (found > floor[own])])
