@@ -1,14 +1,14 @@
 """Random numbers: kept as they are, held still; what draws noise and batches, and how."""
 
+import gc
 import hashlib
 import random
 import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from itertools import chain, islice
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -26,15 +26,13 @@ _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 _OF_MODELS = WeakSet[torch.Generator]()  # that models draw from, beside torch's own
 # That items of data sets draw from, while their owner lives.
 _OF_DATA = WeakKeyDictionary[Any, list[Any]]()
-_DEPTH = 10  # of a transform's generator, in functions of data sets in data sets
+_DEPTH = 30  # references to a transform's generator, in functions of data sets in data sets
 _EACH = 100  # parts of a container that are looked into
 # Whose functions draw from generators that they are given, or from global ones.
 _LIBRARIES = sys.stdlib_module_names | {"datasets", "indpriv", "numpy", "opacus", "pandas"}
 _LIBRARIES |= {"torch", "torchvision", "transformers"}
-# Partial functions, methods, and what stands for them in classes.
-_HELD_BY = ("func", "args", "keywords", "__self__", "__func__", "fget")
-_HOLDING = partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property
-_GLOBAL = torch.default_generator, vars(random)["_inst"]  # the functions of random are its methods
+# The functions of random and numpy.random are methods of theirs.
+_GLOBAL = torch.default_generator, vars(random)["_inst"], vars(np.random.mtrand)["_rand"]
 _GENERATORS = torch.Generator | random.Random | np.random.BitGenerator | np.random.RandomState
 # Random operations of torch, by what `Still` puts in their place.
 _UNIFORM = frozenset(["rand", "rand_like", "uniform"])
@@ -137,52 +135,51 @@ def kept_random_state() -> Iterator[None]:
         set_random_state(state)
 
 
-def random_state() -> tuple[Any, ...]:
+State = list[tuple[Any, Any]]
+"""Generators, the global ones first, and the state of each."""
+
+
+def random_state() -> State:
     """States of the generators that a forward pass, or a transform, may draw from."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    own = [(generator, _moved(generator)) for generator in _own_generators()]
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(), own
+    return [(generator, _moved(generator)) for generator in _generators()]
 
 
-def _own_generators() -> list[Any]:
-    return [*_OF_MODELS, *chain.from_iterable(_OF_DATA.values())]
+def _generators() -> list[Any]:
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [*_GLOBAL, *cuda, *_OF_MODELS, *chain.from_iterable(_OF_DATA.values())]
+
+
+def set_random_state(state: State) -> None:
+    """Set them to what `random_state` returned."""
+    for generator, own in state:
+        _moved(generator, own)
 
 
 def draw_from_each() -> None:
     """Move all of them on by a draw."""
-    torch.rand(1), np.random.rand(), random.random()
-    for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-        torch.rand(1, device=f"cuda:{number}")
-    for one in _own_generators():
+    for one in _generators():
         if isinstance(one, torch.Generator):
             torch.rand(1, generator=one, device=one.device)
         else:
             one.random_raw() if isinstance(one, np.random.BitGenerator) else one.random()
 
 
-def has_drawn(state: tuple[Any, ...], first: int = 0) -> bool:
-    """Whether something drew since, from that generator on; 4: those of models and data sets."""
-    both = map(torch.utils._pytree.tree_leaves, (random_state()[first:], state[first:]))
+def has_drawn(state: State) -> bool:
+    """Whether something drew since from one of its generators."""
+    both = map(torch.utils._pytree.tree_leaves, ([(one, _moved(one)) for one, _ in state], state))
     now, then = ([x.tolist() if hasattr(x, "tolist") else x for x in each] for each in both)
     return bool(now != then)
 
 
-def set_random_state(state: tuple[Any, ...]) -> None:
-    """Set them to what `random_state` returned."""
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
-    random.setstate(state[2])
-    np.random.set_state(state[3])
-    for generator, own in state[4]:
-        _moved(generator, own)
-
-
-def fixed_state() -> tuple[Any, ...]:
+def fixed_state() -> State:
     """The same one each time, but for generators of models and data sets."""
-    of_torch = torch.Generator().manual_seed(0).get_state()
-    others = random.Random(0).getstate(), np.random.RandomState(0).get_state()
-    return of_torch, [], *others, random_state()[4]
+    seeded = torch.Generator().manual_seed(0), random.Random(0), np.random.RandomState(0)
+    return [*zip(_GLOBAL, map(_moved, seeded), strict=True), *own_part(random_state())]
+
+
+def own_part(state: State) -> State:
+    """What it holds of generators that are not global."""
+    return state[len(_GLOBAL) :]
 
 
 def noted(owner: Any, held: Any) -> list[Any]:
@@ -206,29 +203,22 @@ def _parts(held: Any) -> Iterable[Any]:
     """What an object holds, and what functions read: of long containers the first parts."""
     if isinstance(held, Tensor | nn.Module | ModuleType | _GENERATORS):
         return []
-    if isinstance(held, list | tuple | set | dict):
-        return islice(held.values() if isinstance(held, dict) else held, _EACH)
-    if isinstance(held, _HOLDING):
-        return [getattr(held, name, None) for name in _HELD_BY]
-    root = str(getattr(held, "__module__", "")).partition(".")[0]
-    if isinstance(held, FunctionType | type) and root in _LIBRARIES:
+    if (
+        isinstance(held, FunctionType | type)
+        and str(held.__module__).partition(".")[0] in _LIBRARIES
+    ):
         return []
-    if isinstance(held, FunctionType):
-        codes, read = [held.__code__], [held.__defaults__, held.__kwdefaults__]
-        for code in codes:  # the list grows while it is searched
-            codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-        for cell in held.__closure__ or ():
-            with suppress(ValueError):  # it is empty
-                read.append(cell.cell_contents)
-        names, spaces = {name for code in codes for name in code.co_names}, [held.__globals__]
-        for space in spaces:  # modules in modules; the list grows
-            read += (found := [space[name] for name in names if name in space])
-            new = [vars(one) for one in found if isinstance(one, ModuleType)]
-            spaces += [one for one in new if all(one is not known for known in spaces)]
-        return read
-    kinds = () if isinstance(held, type) else type(held).__mro__
-    slots = [getattr(held, name, None) for one in kinds for name in vars(one).get("__slots__", ())]
-    return [*getattr(held, "__dict__", {}).values(), *slots, *kinds]
+    if not isinstance(held, FunctionType):
+        return islice(gc.get_referents(held), _EACH)
+    codes, read = [held.__code__], [held.__defaults__, held.__kwdefaults__, held.__closure__]
+    for code in codes:  # the list grows while it is searched
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    names, spaces = {name for code in codes for name in code.co_names}, [held.__globals__]
+    for space in spaces:  # modules in modules; the list grows
+        read += (found := [space[name] for name in names if name in space])
+        new = [vars(one) for one in found if isinstance(one, ModuleType)]
+        spaces += [one for one in new if all(one is not known for known in spaces)]
+    return read
 
 
 def _moved(generator: Any, *to: Any) -> Any:

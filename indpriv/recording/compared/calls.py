@@ -29,6 +29,7 @@ from indpriv.recording.random_states import (
     fixed_state,
     has_drawn,
     kept_random_state,
+    own_part,
     random_state,
     set_random_state,
 )
@@ -238,7 +239,7 @@ class Deliveries:
     def _hash(self, number: int) -> str:
         set_random_state(self._state)
         items = self._examples.unpacked(self._examples.collated(self._parts[number]))
-        self._own_draws |= has_drawn(self._state, 4)
+        self._own_draws |= has_drawn(own_part(self._state))
         return fingerprint_of({str(k): t for k, t in enumerate(tensors_of(items))})
 
     def end_step(self) -> None:

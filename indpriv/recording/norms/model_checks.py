@@ -109,8 +109,7 @@ def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
 
 
 def _generators() -> Tensor:
-    state, more, _, _, own = random_state()
-    return torch.cat([state, *more, *(each for _, each in own if isinstance(each, Tensor))])
+    return torch.cat([state for _, state in random_state() if isinstance(state, Tensor)])
 
 
 def _made(
