@@ -7,7 +7,6 @@ with a message that says what to do.
 
 import hashlib
 import pickletools
-import struct
 import warnings
 import zipfile
 from collections import Counter, defaultdict
@@ -29,7 +28,7 @@ from indpriv._folders import make_folder, refuse_links
 from indpriv._reading import Text, Whole, check, named, table
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import MODEL
-from indpriv.recording.norms.batches import parts_of
+from indpriv.recording.norms.batches import described, parts_of
 
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
@@ -217,25 +216,19 @@ def _step_in(values: Any) -> int | None:
 def _suspicion(path: Path) -> str:
     """Why a file is no plain archive of torch.save, found before torch reads it; "" if it is."""
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
-            if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-                return (
-                    "it is a compressed archive, which torch.save never writes and which may be a "
-                    "bomb"
-                )
-            if sum(part.file_size for part in parts) > path.stat().st_size:
-                return "its parts claim to be larger than the file: it may be a bomb"
-            # torch's reader ignores upper and lower case.
-            pickles = [part for part in parts if part.filename.lower().endswith(".pkl")]
-            for part in pickles:
-                # Without the checksum test of zipfile: torch can write files without checksums.
-                file.seek(part.header_offset + 26)
-                name_length, extra_length = struct.unpack("<HH", file.read(4))
-                file.seek(name_length + extra_length, 1)
-                if reason := _harm(file.read(part.file_size)):
-                    return reason
-            return "" if pickles else "it is not an archive of torch.save"
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            return (
+                "it is a compressed archive, which torch.save never writes and which may be a bomb"
+            )
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            return "its parts claim to be larger than the file: it may be a bomb"
+        # By torch's own reader, which ignores upper and lower case: these bytes it will run.
+        with torch.serialization._open_zipfile_reader(str(path)) as reader:
+            if not reader.has_record("data.pkl"):
+                return "it is not an archive of torch.save"
+            return _harm(reader.get_record("data.pkl"))
     except zipfile.BadZipFile:
         if not path.stat().st_size:
             return "it is empty"
@@ -264,14 +257,14 @@ def _harm(pickled: bytes) -> str:
 def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
     """The state_dict inside a checkpoint, where the user's `load` or usual places have it."""
     names = [str(name)[:40] for name in content.entries]
-    described = f"a dict of {', '.join([*names[:_SHOWN], *(['...'] if names[_SHOWN:] else [])])}"
+    holds = f"a dict of {', '.join([*names[:_SHOWN], *(['...'] if names[_SHOWN:] else [])])}"
     if not names:
-        described = f"a {type(content.values).__name__} without names"
+        holds = f"a {type(content.values).__name__} without names"
     if load is not None:
         try:
             found = _tensors(load(content.values))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            said = {"kind": type(error).__name__, "error": error, "described": described}
+            said = {"kind": type(error).__name__, "error": error, "described": holds}
             raise refused(
                 "refusal.checkpoints", "load_failed", path=content.path, **said
             ) from error
@@ -280,7 +273,7 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
         bare = _tensors(content.values)
         found = next(filter(None, nested), bare if len(bare) == len(content.entries) else {})
     if not found:
-        raise refused("refusal.checkpoints", "state", path=content.path, found=described)
+        raise refused("refusal.checkpoints", "state", path=content.path, found=holds)
     return found
 
 
@@ -307,10 +300,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         for present in [name for name in names if name in inner][:1]:
             inner |= {name: inner.get(name, inner[present]) for name in names}
     both = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
-    compared: list[tuple[str, object, object]] = [
-        *((name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in both),
-        *((name, theirs.dtype, ours.dtype) for name, theirs, ours in both),
-    ]
+    compared = [(name, *map(described, pair)) for name, *pair in both]
     differences = [
         *(f"{name} is {a} in the file and {b} in the model" for name, a, b in compared if a != b),
         *(f"{name} is missing from the file" for name in wanted if name not in inner),

@@ -611,7 +611,7 @@ def spec_with(**changes):
         (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not accept the test set"),
         (spec_with(loss_fn=nn.CrossEntropyLoss()), "one loss per example"),
         (spec_with(loss_fn=lambda out, y: PER_EXAMPLE(out, y) * float("nan")), "NaN"),
-        (spec_with(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))), "0.weight is (8, 6) in the file"),
+        (spec_with(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))), "0.weight is float32 (8, 6) in the file"),
     ],
 )  # fmt: skip
 def test_specs_that_do_not_belong_to_the_checkpoints(trained, tmp_path, spec, words):

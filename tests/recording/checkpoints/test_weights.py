@@ -97,10 +97,10 @@ def test_what_a_lightning_module_keeps_besides_is_left_out():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: {**s, "0.weight": torch.ones(8, 7)}, "0.weight is (8, 7) in the file and (8, 6) in the model"),
+        (lambda s: {**s, "0.weight": torch.ones(8, 7)}, "0.weight is float32 (8, 7) in the file and float32 (8, 6) in the model"),
         (lambda s: {k: v for k, v in s.items() if k != "2.bias"}, "2.bias is missing from the file"),
         (lambda s: {**s, "4.weight": torch.ones(1)}, "4.weight is unknown to the model"),
-        (lambda s: {**s, "0.bias": s["0.bias"].half()}, "0.bias is torch.float16 in the file and torch.float32"),
+        (lambda s: {**s, "0.bias": s["0.bias"].half()}, "0.bias is float16 (8,) in the file and float32 (8,)"),
     ],
 )  # fmt: skip
 def test_differences_are_named(change, words):
