@@ -6,11 +6,12 @@ account Poisson samples. In the block of `attach_dptrainer` they do none of it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from operator import itemgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from opacus.accountants import RDPAccountant
@@ -20,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from indpriv._facts import refused
 from indpriv.recording.norms.batches import CausalLMLoss, map_tensors
-from indpriv.recording.opacus.gradients import replaced_methods
 from indpriv.recording.recorder import Recorder
 from indpriv.recording.training_data import CollateFn, plain_collate
 
@@ -87,9 +87,9 @@ def attach_dptrainer(recorder: Recorder, trainer: Any) -> Iterator[Recorder]:
     in_block: dict[str, Any] = {"gradient_accumulation_steps": 1, "ignore_data_skip": True}
     recorder.draw_privately()
     with (
-        replaced_methods(trainer, **methods),
-        replaced_methods(settings, **in_block),
-        replaced_methods(model, **own),
+        patch.multiple(trainer, **methods),
+        patch.multiple(settings, **in_block),
+        patch.multiple(model, **own) if own else nullcontext(),
         recorder.attach(trainer.model, optimizer, loader),
     ):
         yield recorder

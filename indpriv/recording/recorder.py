@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -223,11 +224,9 @@ class Recorder:
         self._measured: Measured | None = None  # of the reference examples, before the coming step
         self._limits: tuple[float, ...] = ()  # per layer, at which these norms were taken
         self._batch: Batch | None = None  # of the current step
-        self._unlogged = self._first  # the first step that is not logged yet
-        self._logged: list[int] = []  # the same of each writer
-        self._settings: list[StepSetting] = []  # of the steps that are not logged yet
-        self._batches: list[Batch | None] = []  # of the same steps, if batch norms are kept
-        self._reference: list[Measured] = []  # norms of the reference examples at these steps
+        # Of each step that is in no line yet: its setting, its batch, norms of reference examples.
+        self._seen: list[tuple[StepSetting, Batch | None, Measured | None]] = []
+        self._lines: list[partial[None]] = []  # of the log, that are still to be written
         self._writers: list[NormLogWriter] = []  # of training, then of test examples
         self._is_lost = False  # a disk error ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
@@ -433,7 +432,6 @@ class Recorder:
         with self._disk_errors_handled():
             for writer in self._writers if self._resume_at is not None else ():
                 writer.truncate(self._first)
-        self._logged = [self._first] * len(self._writers)
         self._ranks.gather("the start", None)  # no rank reads the log before it was truncated
 
     @contextmanager
@@ -444,12 +442,12 @@ class Recorder:
         except OSError as error:
             if self._on_write_error == "stop":
                 raise
-            self._is_lost = True
-            self._writers, self._settings, self._batches, self._reference = [], [], [], []
+            first = self._lines[0].args[0] if self._lines else self._step - len(self._seen)
+            self._is_lost, self._writers, self._seen, self._lines = True, [], [], []
             # At this line: a warning at a line of torch, which calls us, would be filtered out.
             warnings.warn(
                 f"the log in {self.run_dir} cannot be written ({error}): it ends before step "
-                f"{self._unlogged}, and training goes on; no account contains the later steps",
+                f"{first}, and training goes on; no account contains the later steps",
                 PrivacyWarning,
                 stacklevel=1,
             )
@@ -504,37 +502,34 @@ class Recorder:
         return self._step
 
     def _flush(self) -> None:
-        """Log what was seen since the last flush."""
-        if not self._writers:
-            return
+        """Log what was seen since the last flush, and what could not be written then."""
         with self._disk_errors_handled():
-            self._write_details(self._writers[0])
-            counts = self._counts()
-            for setting, equal in [(one, len(list(same))) for one, same in groupby(self._settings)]:
-                # Counted now, since a later line may fail, and none must be logged twice.
-                for number, writer in enumerate(self._writers):
-                    if self._logged[number] == self._unlogged:
-                        writer.steps(self._unlogged, equal, **vars(setting), counts=counts)
-                        self._logged[number] += equal
-                self._unlogged += equal
-                del self._settings[:equal]
+            self._lines += self._new_lines() if self._seen else ()
+            while self._lines:
+                self._lines[0]()
+                del self._lines[0]  # now, since a later one may fail, and none may come twice
 
-    def _write_details(self, writer: NormLogWriter) -> None:
-        """Batch norms, rows of the reference examples, and which examples the filter left out."""
-        clips = np.array([setting.max_grad_norm for setting in self._settings])
-        if self._batches:
-            writer.free(self._unlogged, self._batches, clips)
-            self._batches = []
-        if self._reference:
-            rows = np.stack([measured.norms for measured in self._reference])
-            seconds = sum(measured.seconds for measured in self._reference)
-            writer.exact(self._unlogged, rows, clips, seconds)
-            self._reference = []
+    def _new_lines(self) -> Iterator[partial[None]]:
+        """Of the steps that were seen: batch and reference norms, who was left out, settings."""
+        writer, counts, first = self._writers[0], self._counts(), self._step - len(self._seen)
+        settings, batches, measured = zip(*self._seen, strict=True)
+        self._seen = []
+        clips = np.array([setting.max_grad_norm for setting in settings])
+        if self._in_steps.batch_norms:
+            yield partial(writer.free, first, batches, clips)
+        if few := [one for one in measured if one is not None]:
+            rows, seconds = np.stack([one.norms for one in few]), sum(one.seconds for one in few)
+            yield partial(writer.exact, first, rows, clips, seconds)
         if left_out := self._clipping.unlogged:
             positions = np.concatenate([positions for _, positions in left_out])
             steps = np.concatenate([np.full(len(positions), step) for step, positions in left_out])
-            writer.left_out(self._unlogged, len(self._settings), positions, steps)
+            yield partial(writer.left_out, first, len(settings), positions, steps)
             left_out.clear()
+        for setting, same in groupby(settings):
+            equal = len(list(same))
+            for each in self._writers:
+                yield partial(each.steps, first, equal, **vars(setting), counts=counts)
+            first += equal
 
     def _counts(self) -> SessionCounts:
         """What has been counted in this session."""
@@ -642,12 +637,11 @@ class Recorder:
                         seconds=taken.seconds,
                     )
             if self._writers:
-                self._settings.append(setting)
-                self._batches += [self._batch] if self._in_steps.batch_norms else []
-                self._reference += [contributed(self._measured)] if self._measured else []
+                few = self._measured and contributed(self._measured)
+                self._seen.append((setting, self._batch, few))
             self._records, self._measured = [], None
             self._step += 1
-            if self._in_steps.due(self._step) or len(self._settings) >= FLUSH_STEPS:
+            if self._in_steps.due(self._step) or len(self._seen) >= FLUSH_STEPS:
                 self._flush()
         self._say(self._watch.news)
         if not self._is_lost:

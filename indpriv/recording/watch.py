@@ -16,6 +16,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -153,14 +154,11 @@ class Watch:
             self._micro_batches.clear()
             self._updating = setting
 
-        def restore() -> None:
-            if optimizer.step_hook is step_hook:
-                optimizer.attach_step_hook(accountant_hook)
-
         # Expanded weights stand for the parameters inside the user's module.
         expanded = isinstance(run.model, GradSampleModuleExpandedWeights)
         module = run.model if expanded else run.module
-        own = {"add_noise": partial(self._add_noise, optimizer.add_noise)}
+        add_noise = partial(self._add_noise, optimizer.add_noise)
+        own: dict[str, Any] = {"step_hook": step_hook, "add_noise": add_noise}
         if reduce := getattr(optimizer, "reduce_gradients", None):
             own["reduce_gradients"] = partial(self._reduce, reduce)
         with ExitStack() as stack:
@@ -172,12 +170,10 @@ class Watch:
             stack.enter_context(
                 gradients.ClippingWatch(run.model, run.clipper, optimizer, *asked).watching()
             )
-            optimizer.attach_step_hook(step_hook)
-            stack.callback(restore)
             updated = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))
             stack.callback(updated.remove)
             inner._optimizer_step_post_hooks.move_to_end(updated.id, last=False)
-            stack.enter_context(gradients.replaced_methods(optimizer, **own))
+            stack.enter_context(patch.multiple(optimizer, **own))
             # Before FSDP2's own, which makes the parameters whole.
             first, entering = run.whole.is_sharded, _Hook(self._entering)
             for handle in (
@@ -329,7 +325,7 @@ class Watch:
         """Count a micro-batch that was clipped, and compare the forward pass behind it."""
         calls = [call for call in self._calls if call.gradients or call.inside]
         self._calls.clear()
-        self.tally.clipped(len(batch.norms))
+        self.tally.clipped.append(len(batch.norms))
         counts, budget = self.tally.counts, self._budget
         counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
         self._micro_batches.append(batch)
@@ -470,10 +466,10 @@ class Watch:
         setting, self._noised = self._noised, None
         written = run.parameter_versions() != self._versions
         counts.changed_outside += written and not self._same_state
-        sizes = [(len(b.norms), b.max_grad_norm == setting.max_grad_norm) for b in batches]
-        sound = sum(size for size, at_norm in sizes if at_norm)
-        counts.gradients += sum(size for size, _ in sizes)
-        counts.misclipped_gradients += sum(size for size, at_norm in sizes if not at_norm)
+        size = sum(len(b.norms) for b in batches)
+        sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
+        counts.gradients += size
+        counts.misclipped_gradients += size - sound
         if individually and drawn is not None:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn.positions[:0], *known]), drawn.positions):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -132,12 +133,8 @@ class Deliveries:
                 self._waiting.append(Delivered(batch, drawn, self._examples))
             return batch
 
-        owner: Any = _BaseDataLoaderIter
-        owner._next_index, owner.__next__ = next_index, deliver
-        try:
+        with patch.multiple(_BaseDataLoaderIter, _next_index=next_index, __next__=deliver):
             yield
-        finally:
-            owner._next_index, owner.__next__ = plain_index, plain_next
 
     def match(
         self, fed: list[Tensor], expected: Callable[[int], IntArray | None]

@@ -133,7 +133,7 @@ class Tally:
         self._waiting: deque[Draw] = deque()  # batches without a step
         self._carried = 0  # batches of earlier epochs whose step is still to come
         self._taken = 0  # 1 while an update is made: a thread may begin the next epoch meanwhile
-        self._clipped: list[int] = []  # sizes of micro-batches that are clipped for the next step
+        self.clipped: list[int] = []  # sizes of micro-batches whose gradients enter the next step
         self._passes, self._looks = 0, 0  # with steps; without, since the last of them
         # Steps of the last pass, and whether it was left with a batch; of a resumed run's first.
         self._ended, self._resumed, self._first = (0, False), resumed, 0
@@ -160,16 +160,12 @@ class Tally:
         """Positions of the next micro-batch of this size: batches and parts are used in order."""
         if not self._waiting:
             return None
-        positions = self._waiting[0].positions[sum(self._clipped) :][:size]
+        positions = self._waiting[0].positions[sum(self.clipped) :][:size]
         return positions if len(positions) == size else None
-
-    def clipped(self, size: int) -> None:
-        """Count one micro-batch whose gradients enter the current step."""
-        self._clipped.append(size)
 
     def next_batch(self) -> tuple[Draw | None, bool]:
         """The batch of the current step, if one was drawn, and whether all of it was clipped."""
-        ends, self._clipped = np.cumsum([0, *self._clipped]).tolist(), []
+        ends, self.clipped = np.cumsum([0, *self.clipped]).tolist(), []
         if not self._waiting:
             return None, False
         sizes = [len(one.positions) for one in self._waiting if len(one.positions)]
@@ -253,7 +249,7 @@ class Tally:
         counts.interrupted_batches += interrupted
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
-        self._clipped.clear()
+        self.clipped.clear()
 
     def _count_left(self, *, final: bool) -> None:
         """Count batches that the loop had in hand and left, unless all passes leave theirs alike.

@@ -99,19 +99,6 @@ def _check_trained(
         raise refused("refusal.training", "frozen", done=done, names=names)
 
 
-@contextmanager
-def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Call these functions instead of an object's methods in the block; then as before."""
-    own = {name: vars(owner)[name] for name in functions if name in vars(owner)}
-    vars(owner).update(functions)
-    try:
-        yield
-    finally:
-        for name in functions:
-            vars(owner).pop(name, None)
-        vars(owner).update(own)
-
-
 @dataclass
 class ClippingWatch:
     """Reports each micro-batch that is clipped in the block of `watching`, also empty ones.
@@ -158,7 +145,7 @@ class ClippingWatch:
                 batch = self.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
             self.on_batch(batch)
 
-        with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
+        with patch.object(optimizer, "clip_and_accumulate", clip_and_accumulate):
             yield
 
     @contextmanager
@@ -213,10 +200,10 @@ class ClippingWatch:
                 raise refused("refusal.training", "one_loss")
             plain_backward(loss)
 
-        methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
         with (
-            replaced_methods(model, **methods),
-            replaced_methods(optimizer, accumulate=accumulate),
+            patch.object(model, "get_clipping_coef", get_clipping_coef),
+            patch.object(model, "enable_hooks", enable_hooks),
+            patch.object(optimizer, "accumulate", accumulate),
             patch.object(DPTensorFastGradientClipping, "backward", backward),
         ):
             yield
