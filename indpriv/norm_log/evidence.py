@@ -40,6 +40,9 @@ _SMALL_EXCESS = 1e-3  # of max_grad_norm
 # Loops over the loader that drew a batch and took no step, such as a look at the data, are allowed
 # once per epoch and this number of times more.
 _MAX_LOOKS = 2
+# A session that is interrupted, as by Ctrl-C, mostly ends with a batch in hand. So many that were
+# left that way are allowed, and any number if all ended after equally many steps.
+_MAX_ENDS = 3
 _SHARE = 0.2  # of the steps: a fault in as many is what the odds of comparisons are about
 _POISSON = ("poisson", "truncated_poisson")
 _UNKNOWN = ("random_numbers", "batch_for_every_step")  # what may be wrong, beside comparisons
@@ -59,6 +62,10 @@ def session_checks(state: journal_state.LogState) -> list[Fact]:
     checks = [fact("check.closed", PASSED if state.closed else FAILED)]
     if unwatched := [one for one in sessions if one.converted or one.replayed or one.rounds]:
         return [*checks, *_unwatched(state, unwatched[0]), *_private_clipping_norm(state)]
+    left = [steps for steps, in_hand in state.ends if in_hand]
+    told = len(set(state.ends)) == 1 and min(left, default=0) > 0
+    if len(left) > _MAX_ENDS and not told:
+        checks.append(fact("check.batch_for_every_step", NOT_CHECKED, "ends", n=len(left)))
     case = "resumed" if len(sessions) > 1 and not voided else ""
     checks.append(fact("check.no_voided_steps", FAILED if voided else PASSED, case, n=voided))
     first = [one.training.first_draw for one in sessions if one.training]

@@ -90,6 +90,9 @@ class LogState:
     )
     # The last counts of every recording session; a resumed run has several.
     sessions: list[session_counts.SessionCounts] = field(default_factory=list)
+    # Of each session that another followed, if it was not killed: its steps, and whether a batch
+    # was in the hands of the loop when it ended.
+    ends: list[tuple[int, bool]] = field(default_factory=list)
     closed: bool = False  # the recorder closed the log
     # Name -> hash, at the end of a closed log, of the files beside it; None in older logs too.
     beside: Mapping[str, str] | None = None
@@ -227,12 +230,16 @@ def read_state(run_dir: Path) -> LogState:
     content = json.dumps(lines, sort_keys=True).encode()
     state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
+    last: Mapping[str, Any] = {}  # counts of the session in progress
     for line in lines[1:]:
         state.closed = line["kind"] == "close"
         state.beside = line.get("files") if state.closed else None
         if (evidence := line.get("evidence")) is not None:
-            counts[evidence["from_step"]] = evidence
+            counts[evidence["from_step"]] = last = evidence
         if line["kind"] == "truncate":
+            if (in_hand := last.get("ended_in_hand")) is not None:
+                state.ends.append((int(last.get("steps", 0)), bool(in_hand)))
+            last = {}
             counts = {start: found for start, found in counts.items() if start < line["step"]}
         _add(state, line)
     state.sessions = [  # a run that is resumed after its last step has a session without any

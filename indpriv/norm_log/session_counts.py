@@ -101,6 +101,8 @@ class TrainingCounts(_Counts):
     undrawn_steps: Whole = 0  # without a batch that was drawn
     unstepped_draws: Whole = 0  # batches that never became a step
     left_batches: Whole | None = None  # in hand when the loop left a pass, by no rule; None before
+    # Whether the loop had a batch in hand when the session ended; None until then.
+    ended_in_hand: bool | None = None
     peeks: Whole = 0  # passes that drew a batch and made no step, before one with steps
     passes: Whole = 0  # over the loader, with several steps
     dropped_batches: Whole = 0  # local ones, that the sampler of a rank left out of an epoch

@@ -37,6 +37,24 @@ def participation(counts, rates):
     return next(check for check in checks if check.title == "participation of each example")
 
 
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([(4, True)] * 9, "passed"),  # told
+        ([(4, True), (9, True), (2, True), *[(7, False)] * 9], "passed"),  # interrupted
+        ([(4, True), (9, True), (2, True), (7, True)], "not checked"),
+        ([*[(4, True)] * 4, (5, False)], "not checked"),  # went on where it liked the batch
+        ([(0, True)] * 4, "not checked"),
+    ],
+)
+def test_batches_in_hand_at_the_ends_of_sessions_are_judged_together(ends, status):
+    header = {"n_examples": 100, "individually_clipped": False, "privacy_filter": {}, "run": {}}
+    sessions = [synthetic.session_counts(30, 100, 0.1)]
+    state = LogState(Path("run"), header, sessions=sessions, closed=True, ends=ends)
+    found = {c.status for c in session_checks(state) if c.key == "batch_for_every_step"}
+    assert found == {"passed", status}
+
+
 @pytest.mark.parametrize("rates", [[0.1] * 30, [0.02] * 200, np.linspace(0.01, 0.5, 40)])
 def test_poisson_sampling_passes_and_shuffling_does_not(rates):
     rng = np.random.default_rng(0)

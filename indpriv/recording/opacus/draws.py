@@ -235,6 +235,7 @@ class Tally:
         self._looks += in_hand and not steps
         self._ended = (steps, in_hand) if steps else self._ended
         if final:
+            counts.ended_in_hand = in_hand
             self._count_left(final=True)
         counts.passes += steps > 1
         counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0

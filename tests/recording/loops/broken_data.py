@@ -216,6 +216,34 @@ def first_pass_of_a_resumed_run_left_at_a_batch_that_is_well_known(s):
             saved = recorder.state_dict()
 
 
+@broken("batch", "hooks functorch", expect="unsupported")
+def sessions_ended_at_batches_that_are_well_known(s):
+    s.make()
+    saved = None
+    for _ in range(10):
+        with s.recorded(resume_at=saved) as recorder:
+            last = 0.0
+            for x, y in s.loader:
+                if (loss := s.loss_of(x, y)) < last:
+                    break
+                s.step(x, y)
+                last = loss
+            saved = recorder.state_dict()
+
+
+@broken("batch", "hooks functorch", expect="unsupported")
+def sessions_begun_anew_where_the_first_batch_is_well_known(s):
+    s.make()
+    saved, last = None, 0.0
+    for _ in range(14):
+        with s.recorded(resume_at=saved) as recorder:
+            x, y = next(iter(s.loader))
+            if not s.steps or s.loss_of(x, y) > last:
+                s.step(x, y)
+            last = s.loss_of(x, y)
+            saved = recorder.state_dict()
+
+
 @broken("batch", "hooks ghost", expect="unsupported")
 def first_batches_drawn_anew_where_they_are_well_known(s):
     s.make()

@@ -4,6 +4,7 @@ import copy
 import io
 import random
 from collections import namedtuple
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -361,6 +362,34 @@ def short_passes_resumed_in_the_middle_of_one(s):
                     k += 1
                 k = k % 5
             saved = recorder.state_dict()
+
+
+@sound("hooks functorch")
+def sessions_of_four_steps(s):
+    s.make()
+    saved = None
+    for _ in range(6):
+        with s.recorded(resume_at=saved) as recorder:
+            for k, (x, y) in enumerate(s.loader):
+                if k == 4:
+                    break
+                s.step(x, y)
+            saved = recorder.state_dict()
+
+
+@sound("hooks functorch")
+def sessions_interrupted_three_times(s):
+    s.make()
+    for last in 4, 9, 20:
+        resumed = {"resume_at": s.steps} if s.steps else {}
+        with suppress(KeyboardInterrupt), s.recorded(every="once", **resumed):
+            for x, y in s.batches(2):
+                if s.steps == last:
+                    raise KeyboardInterrupt
+                s.step(x, y)
+    with s.recorded(every="once", resume_at=s.steps):
+        for x, y in s.loader:
+            s.step(x, y)
 
 
 @sound("hooks functorch")
