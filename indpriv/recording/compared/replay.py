@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from indpriv.recording.compared.calls import Call, output_gradients, relative
+from indpriv.recording.compared.calls import Call, output_gradients, relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
@@ -53,7 +53,6 @@ _COMPANIONS = 4  # of a row that is also collated alone, and as many again
 _TAKEN = 3  # rows that are collated alone
 _WHOLE = 0.5  # of the times the whole batch is collated with them, which may be treated otherwise
 _VALUES = 3  # different ones, by which a row of whole numbers is known again
-_SAME_ROW = 1e-9
 _EXTREME = 30.0  # times as large as they are, some inputs stand for outliers
 _NOTHING = 1e-6  # of max_grad_norm
 _ONE = torch.ones(())  # the weight of each row
@@ -489,12 +488,8 @@ def _share(rows: Tensor, kept: Tensor) -> bool:
     rows = rows.double().unique(dim=0)
     telling = (rows != rows.round()).any(1)
     telling |= (rows.sort(1).values.diff(dim=1) != 0).sum(1) >= _VALUES - 1
-    weights = torch.rand(size, dtype=torch.float64, device=rows.device)
-    mine, theirs = rows[telling] @ weights, kept.reshape(-1, size).double() @ weights
-    theirs = theirs.sort().values
-    places = torch.searchsorted(theirs, mine)
-    near = torch.stack([theirs[(places - k).clamp(0, len(theirs) - 1)] for k in (0, 1)])
-    return int(((near - mine).abs().amin(0) <= _SAME_ROW * mine.abs()).sum()) > 1
+    mine, theirs = weighed(rows[telling]), weighed(kept.reshape(-1, size).double())
+    return int(torch.isin(mine, theirs).sum()) > 1
 
 
 def _stands_elsewhere(alone: Sequence[Tensor], among: Sequence[Tensor], place: int) -> bool:
