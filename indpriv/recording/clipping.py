@@ -23,6 +23,7 @@ of that step, whether it is drawn or not. Rows of one unit are charged, and left
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -180,12 +181,9 @@ class QuantileClipping(ClippingRule):
 
     def add_noise(self) -> None:
         """Add the noise of the gradients."""
-        accounted = self.noise_multiplier
-        self.noise_multiplier = self.gradient_multiplier(accounted)
-        try:
+        of_gradients = self.gradient_multiplier(self.noise_multiplier)
+        with patch.object(self, "noise_multiplier", of_gradients):
             super().add_noise()
-        finally:
-            self.noise_multiplier = accounted
 
     def pre_step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Clip and add noise; then move the clipping norm for the next step."""

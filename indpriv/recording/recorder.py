@@ -318,7 +318,7 @@ class Recorder:
         """
         if not self._is_open:
             raise refused("refusal.arguments", "not_attached")
-        return {"step": self._bring_up_to_date(), "run": self._run_id}
+        return {"step": self._flush(), "run": self._run_id}
 
     def _check_groups(self) -> None:
         """Warn, or raise if strict, where run_info names groups that are no column."""
@@ -478,7 +478,7 @@ class Recorder:
                 # What was drawn since the last step.
                 self._watch.exchange("the end of the block")
             finally:  # also after Ctrl-C and errors, so that the steps that were taken are logged
-                self._bring_up_to_date()
+                self._flush()
             with self._disk_errors_handled():
                 for writer in self._writers:
                     writer.finish(self._counts())  # complete, whatever fails from here on
@@ -495,19 +495,14 @@ class Recorder:
             with self._disk_errors_handled():
                 seal(folder, self._key)
 
-    def _bring_up_to_date(self) -> int:
+    def _flush(self) -> int:
         """Log every step that was taken, and return their number."""
-        with deferred_interrupts():
-            self._flush()
-        return self._step
-
-    def _flush(self) -> None:
-        """Log what was seen since the last flush, and what could not be written then."""
-        with self._disk_errors_handled():
+        with deferred_interrupts(), self._disk_errors_handled():
             self._lines += self._new_lines() if self._seen else ()
             while self._lines:
                 self._lines[0]()
                 del self._lines[0]  # now, since a later one may fail, and none may come twice
+        return self._step
 
     def _new_lines(self) -> Iterator[partial[None]]:
         """Of the steps that were seen: batch and reference norms, who was left out, settings."""

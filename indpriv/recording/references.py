@@ -185,18 +185,8 @@ class OwnModels:
             found: Any = fit(indices, seed)
         if not isinstance(found, nn.Module):
             raise refused("refusal.signals", "no_model", said=self.said, kind=type(found).__name__)
-        model, module = standard_module(found), spec.model()
-        states = [one.state_dict() for one in (module, model)]
-        for name in {**states[0], **states[1]}:
-            shape, own_shape = (
-                tuple(one[name].shape) if name in one else "absent" for one in states
-            )
-            if shape != own_shape:
-                shapes = {"found": own_shape, "wanted": shape}
-                raise refused("refusal.signals", "other_model", said=self.said, name=name, **shapes)
-        module.load_state_dict(model.state_dict())
-        module = module.to(next(model.parameters()).device)
-        own, wanted = (self._table(one).frame["loss"] for one in (model, module))
+        module = _as_in_run(found, spec)
+        own, wanted = (self._table(m).frame["loss"] for m in (standard_module(found), module))
         if n := int((~np.isclose(own, wanted, *_TOLERANCE, equal_nan=True)).sum()):
             raise refused("refusal.signals", "other_outputs", said=self.said, n=n)
         return module
@@ -259,6 +249,18 @@ class OwnModels:
         return found.hexdigest()
 
 
+def _as_in_run(trained: nn.Module, spec: AuditSpec) -> nn.Module:
+    """spec.model() with the parameters of a trained model; InputError if that is another model."""
+    model, module = standard_module(trained), spec.model()
+    states = [one.state_dict() for one in (module, model)]
+    for name in {**states[0], **states[1]}:
+        wanted, found = (tuple(one[name].shape) if name in one else "absent" for one in states)
+        if wanted != found:
+            raise refused("refusal.signals", "other_model", name=name, found=found, wanted=wanted)
+    module.load_state_dict(states[1])
+    return module.to(next(model.parameters()).device)
+
+
 # --- what a final model tells of each example by its gradients, and canaries for it
 
 
@@ -280,13 +282,7 @@ def released_model(model: nn.Module, spec: AuditSpec, *, gradients: int = 256) -
             trainable parameter, so many that 20 gradients exceed 1 GB, or a model of which
             torch.func takes no gradients.
     """
-    trained = getattr(model, "_module", model)
-    module = spec.model()
-    try:
-        module.load_state_dict(trained.state_dict())
-    except RuntimeError as error:
-        raise InputError(f"the model is not like spec.model(): {error}") from error
-    module = module.to(next(iter(trained.parameters())).device).eval()
+    module = _as_in_run(model, spec).eval()
     size = sum(p.numel() for p in module.parameters() if p.requires_grad)
     gradients = min(gradients, _KEPT // max(size, 1))
     if not size or gradients < LEAST:

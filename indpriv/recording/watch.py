@@ -170,9 +170,6 @@ class Watch:
             stack.enter_context(
                 gradients.ClippingWatch(run.model, run.clipper, optimizer, *asked).watching()
             )
-            updated = inner.register_step_post_hook(lambda *_: after_step(self._end_update()))
-            stack.callback(updated.remove)
-            inner._optimizer_step_post_hooks.move_to_end(updated.id, last=False)
             stack.enter_context(patch.multiple(optimizer, **own))
             # Before FSDP2's own, which makes the parameters whole.
             first, entering = run.whole.is_sharded, _Hook(self._entering)
@@ -180,8 +177,10 @@ class Watch:
                 module.register_forward_pre_hook(entering, prepend=first, with_kwargs=True),
                 module.register_forward_hook(_Hook(self._leaving), with_kwargs=True),
                 taking := inner.register_step_pre_hook(self._taking),
+                updated := inner.register_step_post_hook(lambda *_: after_step(self._end_update())),
             ):
                 stack.callback(handle.remove)
+            inner._optimizer_step_post_hooks.move_to_end(updated.id, last=False)
             with self._careful("state"):
                 self._state.keep()  # nothing may change before the first forward pass either
             self._compare_data_set()

@@ -219,11 +219,8 @@ class ClippingWatch:
         name = "max_grad_norms" if each else "max_grad_norm"
         limits = getattr(owner, name)
         stand_ins = [_StandIn(limit, self) for limit in (limits if each else [limits])]
-        setattr(owner, name, stand_ins if each else stand_ins[0])
-        try:
+        with patch.object(owner, name, stand_ins if each else stand_ins[0]):
             clip()
-        finally:
-            setattr(owner, name, limits)
         batches = [one.seen for one in stand_ins if one.seen is not None]
         if len(batches) < len(stand_ins):
             return None
