@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -145,7 +145,7 @@ def discover(
     """
     paths, found = _paths(Path(folder)), Discovery()
     by_step, unknown = dict[int, list[SavedModel]](), list[str]()
-    told, others = dict[str, int](), list[str]()
+    told, trained = dict[str, int](), ""
     with found.collecting():
         told = told_steps(step_of, [path.name for path in paths]) if step_of else {}
     for path in paths:  # tensors are released at once: memory does not grow with their number
@@ -157,13 +157,7 @@ def discover(
                 unknown.append(path.name)
             if model is not None:
                 safe_files.fit(state_of(content, load), model)
-                n_trainable = sum(p.requires_grad for p in model.parameters())
-                trained = _trained(content.entries)
-                if trained is not None and len(trained) != n_trainable:
-                    counts = {"n_trained": len(trained), "trainable": n_trainable}
-                    others.append(
-                        text("refusal.checkpoints", "other_trained", name=path.name, **counts)
-                    )
+                trained = trained or _other_trained(content, model)
     if unknown and bool(told) == bool(step_of):
         remedy = what_to_type(unknown, len(unknown) == len(paths))
         said = text("refusal.checkpoints", "steps_known", names=listed(unknown), remedy=remedy)
@@ -182,7 +176,7 @@ def discover(
                 values = {"names": names, "step": step, "source": models[0].said_by}
                 raise refused("refusal.checkpoints", "same_step", **values)
             found.notes.append(f"{names} are the same model, of step {step}; it is replayed once")
-    found.problems.extend(others[:1])
+    found.problems.extend(filter(None, [trained]))
     for earlier, later in pairwise(model for model in found.models if model.history):
         before = _counted(earlier.history)
         if not np.array_equal(before, _counted(later.history)[: len(before)]):
@@ -300,7 +294,7 @@ def _saved_model(content: Content, told: int | None, notes: list[str]) -> SavedM
         if other != step:
             notes.append(f"{path.name!r} is of step {step} by {said_by}, not {other} by {source}")
     moves = "grad_clip_scheduler_state_dict" in values
-    return SavedModel(path, step, said_by, history or (), moves, _gradient(_trained(values) or ()))
+    return SavedModel(path, step, said_by, history or (), moves, _gradient(values))
 
 
 def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
@@ -326,36 +320,49 @@ def _counted(history: Sequence[Span]) -> FloatArray:
     return values
 
 
-def _trained(values: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
-    """Of each tensor that the one optimizer in a checkpoint trains, its group and what is kept."""
+def _optimizers(values: Mapping[Any, Any]) -> list[Any]:
+    """What may be the state of the one optimizer in a checkpoint."""
     several = values.get("optimizer_states")  # of Lightning
     lone = several if isinstance(several, list) and len(several) == 1 else []
-    for saved in (values.get("optimizer_state_dict"), values.get("optimizer"), *lone):
-        with suppress(TypeError, LookupError, AttributeError):  # it is no optimizer's
-            groups, kept = saved["param_groups"], saved["state"]
-            return [(group, kept.get(key)) for group in groups for key in group["params"]]
-    return None
+    return [values.get("optimizer_state_dict"), values.get("optimizer"), *lone]
 
 
-def _gradient(trained: Sequence[tuple[Any, Any]]) -> tuple[float, int] | None:
+def _gradient(values: Mapping[Any, Any]) -> tuple[float, int] | None:
     """Mean square of the values of a gradient, and their number, by what its optimizer kept.
 
     Adam has it; SGD's momentum has no less: a sum with the last one in it, whose noise is fresh.
     """
-    total, n = 0.0, 0
-    try:
-        for group, kept in trained:
-            if not kept:
-                continue
-            squares = kept.get("exp_avg_sq")
-            if squares is None:  # the momentum of others, without dampening, is smaller
-                squares = (kept["momentum_buffer"] / (1 - group["dampening"])).square()
-            counted = 1 - group.get("betas", (0, 0))[1] ** int(kept.get("step", 1))
-            total += float(squares.double().sum()) / counted
-            n += squares.numel()
-    except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError):
-        return None  # it is of another optimizer
-    return (total / n, n) if n and math.isfinite(total) else None
+    for state in _optimizers(values):
+        total, n = 0.0, 0
+        try:
+            for group in state["param_groups"]:
+                for one in filter(None, map(state["state"].get, group["params"])):
+                    squares = one.get("exp_avg_sq")
+                    if squares is None:  # the momentum of others, without dampening, is smaller
+                        squares = (one["momentum_buffer"] / (1 - group["dampening"])).square()
+                    counted = 1 - group.get("betas", (0, 0))[1] ** int(one.get("step", 1))
+                    total += float(squares.double().sum()) / counted
+                    n += squares.numel()
+        except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RuntimeError):
+            continue  # of another optimizer, or of none
+        if n and math.isfinite(total):
+            return total / n, n
+    return None
+
+
+def _other_trained(content: Content, model: nn.Module) -> str:
+    """Compare the number of trained parameters: norms are over the trainable ones only."""
+    trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    for state in _optimizers(content.entries):
+        try:
+            n_trained = sum(len(group["params"]) for group in state["param_groups"])
+        except (TypeError, LookupError):  # no optimizer's
+            continue
+        if n_trained == trainable:
+            break
+        said = {"name": content.path.name, "n_trained": n_trained, "trainable": trainable}
+        return text("refusal.checkpoints", "other_trained", **said)
+    return ""
 
 
 @dataclass(frozen=True)
