@@ -31,7 +31,7 @@ from indpriv.accountant.pairs import (
 )
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp import Columns, Counts, RdpAccountant, joined, taken, tightened
-from indpriv.accountant.steps import StepKinds, Steps, clipped_steps, condensed
+from indpriv.accountant.steps import Law, StepKinds, Steps, clipped_steps, condensed
 from indpriv.accountant.tight import Met
 from indpriv.accountant.units import (
     UnitCells,
@@ -93,8 +93,9 @@ class Engine:
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> "Engine":
         """Do what all blocks share; the log is as `checked` returns it."""
-        steps, worst = Steps.of(log, method.between_records), worst_case(log, method)
-        if uses_pairs(log, method):
+        of_pairs, worst = uses_pairs(log, method), worst_case(log, method)
+        steps = Steps.of(log, method.between_records, clipped=of_pairs)
+        if of_pairs:
             laws = pair_laws(log, method, steps.laws, steps.clipped)
             bounds = Bounds([steps.laws.accountant(method, law) for law in laws])
             return cls(method, steps, bounds, worst)
@@ -131,12 +132,11 @@ class Engine:
 def worst_case(log: NormLog, method: Method) -> Columns:
     """Bounds of one example that is clipped in every step; InputError if they are infinite."""
     (kinds, steps), of_pairs = clipped_steps(log), uses_pairs(log, method)
-    directions = [kinds.accountant(method)]
+    laws: Sequence[Law | None] = [None]
     if of_pairs:
         kinds, steps = condensed(kinds, steps)
         laws = pair_laws(log, method, kinds, kinds.shift)
-        directions = [kinds.accountant(method, law) for law in laws]
-    found = Bounds(directions)(steps[None])
+    found = Bounds([kinds.accountant(method, law) for law in laws])(steps[None])
     if not np.isfinite(found["epsilon"][0]):
         raise refused("refusal.account", "no_noise", noise=1 / kinds.shift.max())
     if method.accountant != "pld":

@@ -7,29 +7,26 @@ docs/explanation/proofs.md, whose lines the numbers in brackets are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 
 import numpy as np
 from scipy import stats
 from scipy.sparse import csr_array
-from scipy.special import erf, gammaln, logsumexp, rel_entr
+from scipy.special import erf, rel_entr
 
-from indpriv._types import FloatArray
+from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
 from indpriv.accountant.method import Method
-from indpriv.accountant.rdp import divergences_of_pairs, renyi_divergences
-from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed, neighbours
+from indpriv.accountant.rdp import divergences_of_pairs
+from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed, neighbours, on_grid
 from indpriv.norm_log.norm_log import NormLog
 
 _SLACK = 1e-9  # relative; of divergences and probabilities, far above the error of sums and logs
 _MOST_SETTINGS = 200  # whose loss distributions are composed
 _LEAST_LOG = -690.0  # of a probability that floats can hold
 _WIDEST = 250.0  # order * (a + b) beyond which the bound without sampling is used
-_LARGEST = 256  # powers j whose B(j) is computed, as in dp_accounting
-_EXPONENT = 30.0  # of j u^2, above which the other term of t_j is the smaller one
-
 _MOST_OWN = 256  # pairs; more are between nodes
 # Ratios of neighbouring nodes above these shares of the largest one
 _SHIFT_STEPS = ((0.1, 1.02), (0.005, 1.05), (0.0, 1.3))
@@ -132,12 +129,8 @@ def _nodes(shift: FloatArray, rate: FloatArray) -> tuple[FloatArray, FloatArray,
         # Below a node, some of it stays at the one below, where lower ends come from
         most = np.where(values < axis[above], 1 - 2.0**-53, 1.0)
         up = np.where(values > axis[below], np.minimum(up * (1 + 1e-12) + 1e-12, most), 0.0)
-        parts.append([(below, 1 - up), (above, up)])
-    entries = [(i * len(axes[1]) + j, p * w) for i, p in parts[0] for j, w in parts[1]]
-    places, weights = (np.stack(values, axis=1) for values in zip(*entries, strict=True))
-    starts = np.arange(0, 4 * n + 1, 4)
-    shape = (n, len(axes[0]) * len(axes[1]))
-    blend = csr_array((weights.ravel(), places.ravel(), starts), shape=shape)
+        parts.append((below, above, up))
+    blend = on_grid(parts[0], parts[1], len(axes[0]), len(axes[1]))
     blend.sum_duplicates()
     blend.eliminate_zeros()
     used = np.unique(blend.indices)
@@ -179,77 +172,34 @@ def uses_pairs(log: NormLog, method: Method) -> bool:
 
 
 def replaced_divergences(
-    own: FloatArray, other: FloatArray, sample_rate: FloatArray, orders: FloatArray
+    own: FloatArray, other: FloatArray, sample_rate: FloatArray, order: FloatArray
 ) -> FloatArray:
-    """(n_orders, n) Rényi divergences of one step, of P from Q [9.1]; never too small.
+    """(n,) Rényi divergences of one step each, of P from Q [9.1]; never too small.
 
     own, other: (n,) a and b, contributions over the noise of the example and of its replacement,
     which points the other way. Swap them for Q from P.
     """
     # By quasi-convexity, revealing whether the example was sampled can only raise the divergence.
     length = own + other
-    found = orders[:, None] * np.square(length) / 2
-    summed = (sample_rate < 1) & (length > 0) & (orders[:, None] * length <= _WIDEST)
-    place, column = np.nonzero(summed)
+    found = order * np.square(length) / 2
+    summed = (sample_rate < 1) & (length > 0) & (order * length <= _WIDEST)
     # Orders of an octave share a grid, which depends on no order, and so does the result.
-    octave = np.ceil(np.log2(orders[place]))
-    (pair, _), row = np.unique(np.stack([column, octave]), axis=1, return_inverse=True)
-    pair = pair.astype(np.int64)
-    values = divergences_of_pairs(
-        own[pair], sample_rate[pair], row.ravel(), orders[place], against=other[pair]
-    )
+    octave = np.ceil(np.log2(order))
+    each = np.stack([own, other, sample_rate, octave])[:, summed]
+    (first, second, rate, _), row = np.unique(each, axis=1, return_inverse=True)
+    values = divergences_of_pairs(first, rate, row.ravel(), order[summed], against=second)
     found[summed] = np.minimum(found[summed], values * (1 + _SLACK))
     return found
 
 
-def fixed_size_divergences(
-    shift: FloatArray, sample_rate: FloatArray, orders: FloatArray
-) -> FloatArray:
-    """(n_orders, n) bounds of one step, both ways [9.3]; shift: (n,) 2 * norm / noise."""
-    found = orders[:, None] * np.square(shift) / 2
-    low = np.floor(orders).astype(np.int64)
-    whole = np.unique(np.append(low, low + 1))
-    share, at = orders - low, np.searchsorted(whole, low)
-    for row in np.flatnonzero(sample_rate < 1):
-        log_terms, q = _log_terms(float(shift[row]), int(whole[-1])), float(sample_rate[row])
-        log_moments = np.array([_log_moment(log_terms, q, order) for order in whole.tolist()])
-        chord = (1 - share) * log_moments[at] + share * log_moments[at + 1]
-        found[:, row] = chord * (1 + _SLACK) / (orders - 1)
-    return np.asarray(found)
+def fixed_size_divergences(kinds: StepKinds, which: IntArray, order: FloatArray) -> FloatArray:
+    """(n,) bounds of one step of kinds[which[i]] at order[i], both ways [9.3].
 
-
-def _log_terms(shift: float, largest: int) -> FloatArray:
-    """(largest - 1,) log t_j of j = 2, 3, ..."""
-    j = np.arange(2, max(largest, 2) + 1)
-    terms = np.log(2) + j * (j - 1) * (shift**2 / 2)
-    near = j[(j <= _LARGEST) & (j * shift**2 <= _EXPONENT)]
-    if len(near):
-        below, above = near - near % 2, near + near % 2
-        log_b = _log_even_moments(shift, int(above.max()))
-        mean = (log_b[below // 2] + log_b[above // 2]) / 2
-        terms[: len(near)] = np.minimum(terms[: len(near)], np.log(4) + mean)
-    return np.asarray(terms)
-
-
-def _log_even_moments(shift: float, largest: int) -> FloatArray:
-    """Log of E[(exp(z u - u^2 / 2) - 1)^j] of j = 0, 2, ..., largest, by the trapezoid rule."""
-    spacing = 0.05 / max(1.0, shift)
-    z = np.arange(-30.0, largest * shift + 30.0, spacing)
-    with np.errstate(divide="ignore"):
-        log_loss = np.log(np.abs(np.expm1(shift * z - shift**2 / 2)))
-    power = np.arange(0, largest + 1, 2)[:, None]
-    log_weight = np.log(spacing / np.sqrt(2 * np.pi)) - np.square(z) / 2
-    exponent = np.where(power > 0, power * np.maximum(log_loss, -1e3), 0.0) + log_weight
-    return np.asarray(logsumexp(exponent, axis=1))
-
-
-def _log_moment(log_terms: FloatArray, q: float, order: int) -> float:
-    if order < 2:
-        return 0.0
-    j = np.arange(2, order + 1)
-    log_choose = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
-    sums = logsumexp(log_choose + j * np.log(q) + log_terms[: order - 1])
-    return float(np.logaddexp(0.0, sums))
+    kinds: with the shift 2 * max_grad_norm / noise, and the share of the examples in a batch.
+    """
+    moment = kinds.divergences_at(which, order) * (order - 1)
+    twice = (moment + np.log1p(-np.expm1(-moment))) * (1 + _SLACK) / (order - 1)
+    return np.minimum(twice, order * np.square(kinds.shift[which]) / 2)
 
 
 @dataclass(frozen=True)
@@ -344,36 +294,35 @@ def rare_truncations(log: NormLog) -> float:
 
 
 def pair_divergences(
-    cases: list[Case],
+    cases: Sequence[Case],
     own: FloatArray,
     other: FloatArray | None,
     one: FloatArray,
-    orders: FloatArray,
+    which: IntArray,
+    order: FloatArray,
 ) -> FloatArray:
-    """(n_orders, n) bounds of the Rényi divergence of one step of n mechanisms.
+    """(n,) bounds of the Rényi divergence of one step of mechanism which[i] at order[i].
 
-    (n,) contributions over the noise: own; other, of what takes the example's place (swap them for
-    the other direction); one, of a gradient at max_grad_norm. If nothing takes its place (None),
-    removing costs at least as much as adding (Mironov, Talwar and Zhang 2019, Theorem 5).
+    Contributions of mechanisms over the noise: own; other, of what takes the example's place (swap
+    them for the other direction); one, of a gradient at max_grad_norm. If nothing takes its place
+    (None), removing costs at least as much as adding (Mironov, Talwar and Zhang 2019, Theorem 5).
     """
 
     def log_excess(case: Case) -> FloatArray:
         """Log of probability * (exp((order - 1) * divergence) - 1)."""
         further = case.displaces * one
-        against = 0 * one if other is None else other + further
-        ends = np.stack([own + further, against, case.sample_rate], axis=1)
-        distinct, inverse = np.unique(ends, axis=0, return_inverse=True)
-        first, second, rates = distinct.T
+        first, second = own + further, 0 * one if other is None else other + further
         if first.any() and second.any():
-            values = replaced_divergences(first, second, rates, orders)
+            ends = first[which], second[which], case.sample_rate[which]
+            values = replaced_divergences(*ends, order)
         else:
-            values = renyi_divergences(first + second, rates, orders).T
-        moments = values[:, inverse.ravel()] * (orders - 1)[:, None]
+            values = StepKinds(first + second, case.sample_rate).divergences_at(which, order)
+        moments = values * (order - 1)
         with np.errstate(divide="ignore"):
-            return np.asarray(case.log_probability + moments + np.log(-np.expm1(-moments)))
+            return np.asarray(case.log_probability[which] + moments + np.log(-np.expm1(-moments)))
 
     excess = reduce(np.logaddexp, map(log_excess, cases))
-    return np.asarray(np.logaddexp(0.0, excess) / (orders - 1)[:, None])
+    return np.asarray(np.logaddexp(0.0, excess) / (order - 1))
 
 
 def pair_laws(log: NormLog, method: Method, kinds: StepKinds, one: FloatArray) -> list[Law]:
@@ -383,7 +332,7 @@ def pair_laws(log: NormLog, method: Method, kinds: StepKinds, one: FloatArray) -
     """
     relation, own = method.relation_of(log.neighbouring), kinds.shift
     if log.sampler == "fixed_size":
-        return [partial(fixed_size_divergences, 2 * own, kinds.rate)]
+        return [partial(fixed_size_divergences, replace(kinds, shift=2 * own))]
     law = partial(pair_divergences, cases_of(log, kinds.rate))
     if relation == "add_remove":
         return [partial(law, own, None, one)]

@@ -29,8 +29,8 @@ _CANCELLING_BELOW, _CANCELLING_TERMS = 0.05, 9  # of a series, for smaller order
 _ELEMENTS_AT_ONCE = 1 << 19  # of a working array: 4 MB, which stays in cache
 
 # Orders are places on one grid, from 1.0001 to 1.5e5. All examples try every _EVERY-th of them, up
-# to _SMALL where divergences are slow to compute, and then some that are _NEARER times as near.
-_RATIO, _EVERY, _NEARER, _SMALL = 1.000625, 512, 8, 2.0
+# to a given one where divergences are slow to compute, then some that are _NEARER times as near.
+_RATIO, _EVERY, _NEARER = 1.000625, 512, 8
 _ORDERS: FloatArray = 1.0 + 1e-4 * np.power(_RATIO, np.arange(66 * _EVERY + 1.0))
 _GAIN = 2e-3  # of epsilon; a search ends where no other order of the grid can give more
 _KEPT_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
@@ -331,12 +331,13 @@ class RdpAccountant:
     Every order gives a bound, so the choice of one can only be loose, never wrong. The bound of an
     example has one valley over the orders: it is looked for at few orders, then nearer by [7.3].
 
-    divergences: of one count, from orders to the (n_orders, n_cells) of all cells. If they are slow
-    to compute, from (n,) cells and an order each to (n,), of those that are needed.
+    divergences: of one count, from orders to the (n_orders, n_cells) of all cells. slow: where they
+    are slow to compute, the largest order that all examples try; divergences are then from (n,)
+    cells and an order each to (n,), of those that are needed.
     """
 
     def __init__(
-        self, divergences: Callable[..., FloatArray], method: Method, *, slow: bool = False
+        self, divergences: Callable[..., FloatArray], method: Method, *, slow: float | None = None
     ) -> None:
         """Compute the divergences that every block needs."""
         own = method.orders
@@ -345,9 +346,9 @@ class RdpAccountant:
         self._offsets = epsilon_offsets(self._orders, method.delta, method.conversion)
         self._first = np.arange(0, len(self._orders), self._stride)
         self._rows: dict[int, FloatArray] = {}  # divergences of all cells, by place
-        self._slow = slow
-        if slow:
-            self._first = self._first[: max(1, int((self._orders[self._first] <= _SMALL).sum()))]
+        self._slow = slow is not None
+        if slow is not None:
+            self._first = self._first[: max(1, int((self._orders[self._first] <= slow).sum()))]
         else:
             table = divergences(self._orders[self._first])
             self._rows |= zip(self._first.tolist(), table, strict=True)

@@ -42,15 +42,18 @@ _FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are kept 
 _MOST_EXACT = 1 << 14  # (setting, code) pairs that are laws of their own
 _MOST_LAWS, _MOST_CLIPPED = 1 << 18, 1 << 14  # in general, and of one clipped example
 _MOST_OWN, _MOST_NODES = 1 << 11, 1 << 14  # divergences that are not interpolated, and nodes
+_MOST_SETTINGS = 512  # of laws that are told apart by a clipped gradient's shift
 _MOST_ENTRIES = 1 << 24  # of Steps.steps; beyond, settings are snapped, at least this far apart:
 _SETTINGS_APART = 5e-4
 _NORMS_APART = 5e-4  # relative distance of codes at the smallest max_grad_norm, if not of levels
 _MOST_LEVELS, _MOST_CODES = 4096, 16_384  # of all max_grad_norms together
 _NORM_BYTES = 64  # that the spans of one norm take while they are made
 _FOUND_BYTES = 1 << 13  # that the search for the best order takes for one example
+_SMALL = 2.0  # order that units of several rows try first
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
 
-Law = Callable[[FloatArray], FloatArray]  # (n_orders,) orders to (n_orders, n) divergences
+Law = Callable[[IntArray, FloatArray], FloatArray]  # (n,) kinds and an order each to divergences
+Between = tuple[IntArray, IntArray, FloatArray]  # nodes below and above values, share of the upper
 Values = NDArray[Any]  # codes of a rounded log, or float64 norms in units of NormCodes.unit
 
 
@@ -367,13 +370,24 @@ class StepKinds:
 
     def accountant(self, method: Method, law: Law | None = None) -> RdpAccountant:
         """Of counts of these cells; law: of steps, by default of adding or removing an example."""
-        if np.any(self.rows > 1):
-            return RdpAccountant(self.divergences_at, method, slow=True)
-        return RdpAccountant(partial(self.per_count, law or self.divergences), method)
+        if law is None and not np.any(self.rows > 1):
+            return RdpAccountant(self.per_count, method)
+        of_counts = partial(self._of_counts, law or self.divergences_at)
+        return RdpAccountant(of_counts, method, slow=_SMALL if law is None else np.inf)
 
-    def per_count(self, law: Law, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) divergences of one count of each cell; law: of one step."""
-        return np.ascontiguousarray((self.steps @ np.ascontiguousarray(law(orders).T)).T)
+    def per_count(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_cells) divergences of one count of each cell, of single rows."""
+        of_kinds = np.ascontiguousarray(self.divergences(orders).T)
+        return np.ascontiguousarray((self.steps @ of_kinds).T)
+
+    def _of_counts(self, law: Law, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) divergences of one count of cells[i] at orders[i]; law: of one step."""
+        if self.cells is None:
+            return law(cells, orders)
+        met = self.cells[cells].tocoo()
+        distinct, place = np.unique(met.col + 1j * orders[met.row], return_inverse=True)
+        values = law(distinct.real.astype(np.int64), distinct.imag)
+        return np.asarray(np.bincount(met.row, met.data * values[place], len(cells)), np.float64)
 
     def divergences_at(self, kinds: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of kinds[i] at orders[i]."""
@@ -396,11 +410,10 @@ class StepKinds:
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n) divergences of steps of single rows; of very many slightly above them."""
-        pairs = np.stack([self.shift, self.rate], axis=1)
-        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        found = StepKinds(*distinct.T)
+        distinct, inverse = np.unique(self.shift + 1j * self.rate, return_inverse=True)
+        found = StepKinds(distinct.real, distinct.imag)
         values = found._between_nodes(orders) if len(found) > _MOST_OWN else found._on_curve(orders)
-        return values[:, inverse.ravel()]
+        return values[:, inverse]
 
     def _on_curve(self, orders: FloatArray) -> FloatArray:
         kinds = np.repeat(np.arange(len(self)), len(orders))
@@ -416,18 +429,15 @@ class StepKinds:
         if n_nodes >= len(self):
             return self._on_curve(orders)
         nodes = StepKinds(np.tile(shifts, len(rates)), np.repeat(rates, len(shifts)))
-        table, total = np.ascontiguousarray(nodes._on_curve(orders).T), 0.0
-        left, right, up = neighbours(shifts, self.shift, np.square)
-        below, above, more = neighbours(rates, self.rate, np.log)
-        for column, part in ((left, 1 - up), (right, up)):
-            for row, other in ((below, 1 - more), (above, more)):
-                total = total + (part * other)[:, None] * table[column + row * len(shifts)]
-        return np.asarray(total).T
+        table = np.ascontiguousarray(nodes._on_curve(orders).T)
+        rows = neighbours(rates, self.rate, np.log)
+        columns = neighbours(shifts, self.shift, np.square)
+        return np.asarray((on_grid(rows, columns, len(rates), len(shifts)) @ table).T)
 
 
 def neighbours(
     nodes: FloatArray, values: FloatArray, curve: Callable[[FloatArray], FloatArray]
-) -> tuple[IntArray, IntArray, FloatArray]:
+) -> Between:
     """Indices of the nodes below and above each value; the upper one's share, linear in the curve.
 
     nodes: ascending; values beyond the ends count at the end nodes.
@@ -438,6 +448,15 @@ def neighbours(
     low, width = heights[below], heights[above] - heights[below]
     share = np.divide(curve(values) - low, width, out=np.ones(above.shape), where=width > 0)
     return below, above, np.clip(share, 0.0, 1.0)
+
+
+def on_grid(first: Between, second: Between, n_first: int, n_second: int) -> csr_array:
+    """(n, n_first * n_second) shares of pairs of nodes, of which the second runs fastest."""
+    of_first, of_second = ([(one[0], 1 - one[2]), one[1:]] for one in (first, second))
+    entries = [(i * n_second + j, p * w) for i, p in of_first for j, w in of_second]
+    place, share = (np.stack(values, axis=1).ravel() for values in zip(*entries, strict=True))
+    starts = np.arange(0, len(place) + 1, 4)
+    return csr_array((share, place, starts), shape=(len(starts) - 1, n_first * n_second))
 
 
 def collected(
@@ -474,28 +493,42 @@ class Steps:
     exact: bool  # nothing is snapped
 
     @classmethod
-    def of(cls, log: NormLog, between_records: str, *, down: bool = False) -> "Steps":
-        """Lay out the steps of a log; down: what is snapped is snapped to less loss."""
+    def of(
+        cls, log: NormLog, between_records: str, *, down: bool = False, clipped: bool = False
+    ) -> "Steps":
+        """Lay out the steps of a log.
+
+        down: what is snapped is snapped to less loss. clipped: laws are told apart by `clipped`
+        too, for pairs of which the other gradient is at max_grad_norm.
+        """
         norms, apart = GoverningNorms.of(log, between_records, down=down), 0.0
         n_codes, mixes = len(norms.codes.bounds), _mixes(norms)
-        while mixes[-1].nnz * n_codes > _MOST_ENTRIES and apart < 1:
+        most_settings = _MOST_SETTINGS if clipped else log.total_steps
+        while apart < 1 and (
+            mixes[-1].nnz * n_codes > _MOST_ENTRIES or len(norms.settings) > most_settings
+        ):
             apart = max(2 * apart, _SETTINGS_APART)
             norms = GoverningNorms.of(log, between_records, apart=apart, down=down)
             mixes = _mixes(norms)
         # The laws, and the (n_settings, n_codes) law of each setting and code: each as it is, or
         # snapped where there are too many
         noise, rate = norms.settings.noise_multiplier, norms.settings.sample_rate[:, None]
-        shift = norms.codes.table(norms.settings.max_grad_norm) / noise[:, None]
+        relative = norms.codes.table(norms.settings.max_grad_norm)
+        if clipped and relative.size > _MOST_LAWS:  # fewer norms of each setting
+            nodes = nodes_from_zero(1.0, 4 * len(relative) / _MOST_LAWS)
+            relative = nodes[places(nodes, relative, down)]
+        shift = relative / noise[:, None]
         one = np.broadcast_to(1 / noise[:, None], shift.shape)
-        if exact := len(norms.settings) * n_codes <= _MOST_EXACT:
+        exact = len(norms.settings) * n_codes <= _MOST_EXACT
+        if exact or clipped:
             columns = np.stack(np.broadcast_arrays(shift, rate, one), axis=-1).reshape(-1, 3)
             distinct, index = np.unique(columns, axis=0, return_inverse=True)
-            laws, clipped = StepKinds(*distinct.T[:2]), distinct[:, 2]
+            laws, most = StepKinds(*distinct.T[:2]), distinct[:, 2]
             law = index.reshape(shift.shape)
         else:
             laws, law = _snapped(StepKinds(shift, rate), _APART, _MOST_LAWS, down)
-            clipped = laws.shift.copy()
-            np.maximum.at(clipped, law, one)
+            most = laws.shift.copy()
+            np.maximum.at(most, law, one)
         record, mix, weight, shares = mixes
         entry = shares.tocoo()
         row, setting, share = entry.row, entry.col, entry.data
@@ -506,7 +539,7 @@ class Steps:
             met = np.repeat(share, n_codes), (cell[row].ravel(), law[setting].ravel())
             laws = replace(laws, cells=csr_array(coo_array(met, shape=(cell.size, len(laws)))))
         exact = exact and norms.codes.exact and apart == 0
-        return cls(norms, laws, clipped, cell, record, mix, weight, exact)
+        return cls(norms, laws, most, cell, record, mix, weight, exact)
 
     def below(self) -> "Steps":
         """The same steps, none of which costs more than what was met: for lower bounds."""
@@ -568,8 +601,9 @@ def _axes(
         shifts, rates = own_shifts, own_rates
         if len(shifts) > _FEW_SHIFTS:
             nodes = nodes_from_zero(float(shifts[-1]), wider * apart[0])
-            above = np.unique(places(nodes, shifts, False))
-            shifts = nodes[np.union1d(above, np.maximum(above - 1, 0))]
+            above, met = places(nodes, shifts, False), np.zeros(len(nodes), bool)
+            met[above] = met[np.maximum(above - 1, 0)] = True
+            shifts = nodes[met]
         if len(rates) > _FEW_RATES:
             rates = np.unique(snapped_rates(rates, wider * apart[1], down=down))
         yield shifts, rates
@@ -581,11 +615,13 @@ def _snapped(
     """At most `most` kinds that cost at least as much (or at most), and which one each is then."""
     for shifts, rates in _axes(kinds.shift, kinds.rate, apart, down):
         key = places(shifts, kinds.shift, down) + len(shifts) * places(rates, kinds.rate, down)
-        used, index = np.unique(key, return_inverse=True)
+        met = np.zeros(len(shifts) * len(rates), bool)
+        met[key] = True
+        used = np.flatnonzero(met)
         if len(used) <= most:
             break
     row, column = np.divmod(used, len(shifts))
-    return StepKinds(shifts[column], rates[row]), index.reshape(key.shape)
+    return StepKinds(shifts[column], rates[row]), (np.cumsum(met) - 1)[key]
 
 
 def condensed(

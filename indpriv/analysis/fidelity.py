@@ -371,7 +371,7 @@ def _step_costs(
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     """Mean over all examples of the account's RDP at one order."""
     steps = Steps.of(log, method.between_records)
-    table = steps.laws.per_count(steps.laws.divergences, np.array([order]))
+    table = steps.laws.per_count(np.array([order]))
 
     def work(block: NormLog) -> float:
         return float((steps.counts(block) @ table.T).sum())

@@ -65,7 +65,9 @@ def bound(own, n, cap, rate, sigma, order, relation):
     cases, one = cases_of(log, rates), np.array([1 / sigma])
     other = {"add_remove": None, "zero_out": 0 * one, "replace_one": one}[relation]
     directions = [(own * one, other)] + ([] if other is None else [(other, own * one)])
-    found = [pair_divergences(cases, *pair, one, np.array([order])) for pair in directions]
+    found = [
+        pair_divergences(cases, *pair, one, np.array([0]), np.array([order])) for pair in directions
+    ]
     return float(np.max(found))
 
 

@@ -234,7 +234,7 @@ def test_divergences_are_computed_only_where_units_have_steps():
         asked.append((cells.laws.rows[index], orders))
         return cells.laws.divergences_at(index, orders)
 
-    lazy = RdpAccountant(counted, Method(delta=DELTA), slow=True)
+    lazy = RdpAccountant(counted, Method(delta=DELTA), slow=2.0)
     found = lazy.epsilons(counts)
     n_rows, orders = (np.concatenate(part) for part in zip(*asked, strict=True))
     assert set(n_rows.tolist()) == {
