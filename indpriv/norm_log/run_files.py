@@ -47,7 +47,7 @@ REFERENCES_NON_DP = "references-non-dp"  # the same for its baseline
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 # What an audit reads beside the log: hashed when it is closed.
 BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]
-BESIDE += [MODEL, ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
+BESIDE += [COINS, MODEL, ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
 RECORD_FILE = re.compile(r"((exact|free|filter)-)?\d{12}(-\d{5})?\.parquet")
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 
 from indpriv._facts import refused
-from indpriv._files import read_json, write_atomically, write_json
+from indpriv._files import first_at, read_json, write_atomically, write_json
 from indpriv._folders import make_folder
 from indpriv._formatting import format_number, format_share_up, round_up
 from indpriv._plain import from_json
@@ -305,6 +305,8 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     content: dict[str, Any] = read_json(path)
+    if (version := first_at(content, ("schema_version",))) != SCHEMA_VERSION:
+        raise refused("refusal.ledger", "other_schema", path=path, version=version)
     check(_RELEASE, content, str(path))
     with named(path, "make it again with indpriv publish quantiles"):
         for figures in (content.get("groups") or {"": content}).values():

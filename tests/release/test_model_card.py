@@ -96,6 +96,15 @@ def test_a_release_is_quoted_with_its_cost_and_the_total(audit_dir):
     assert "quantile 0.5" in text
 
 
+@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+def test_a_release_of_another_schema_is_refused(audit_dir, version):
+    release(audit_dir, Request((0.5,), False, epsilon=0.25))
+    path = audit_dir / "shareable" / "release.json"
+    path.write_text(json.dumps({**read_json(path), "schema_version": version}))
+    with pytest.raises(InputError, match=rf"release\.json has schema_version={version!r}"):
+        read_release(audit_dir)
+
+
 def test_a_release_of_another_account_is_refused(audit_dir, edit_audit):
     release(audit_dir, Request((0.5,), False, epsilon=0.25))
     edit_audit(lambda summary: summary["guarantee"].update(worst_case_epsilon=1.5))

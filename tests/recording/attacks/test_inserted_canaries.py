@@ -9,7 +9,9 @@ from torch import nn
 from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attacks import language_scores
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import CANARIES
+from indpriv.norm_log.verify import journal_check
 from indpriv.recording import CausalLMLoss, InsertedCanaries, MislabelledCanaries, Recorder
 from runs import blobs, make_run, record
 
@@ -109,7 +111,9 @@ def test_canaries_survive_a_resume(tmp_path, kind):
     assert recorded(again, resume_at=middle).total_steps == middle + log.total_steps
     scores = AttackScores.from_file(tmp_path / "run" / CANARIES)
     assert scores.member.tolist() == first.member.tolist()
+    assert journal_check(open_run(tmp_path / "run")).status == "passed"
     (tmp_path / "run" / "coins.json").write_text("{}")
+    assert "coins.json is not as it was" in journal_check(open_run(tmp_path / "run")).detail
     with pytest.raises(InputError, match=r"coins.json is damaged"):
         made(resumes=tmp_path / "run")
     with pytest.raises(InputError, match="holds no coins of canaries"):
