@@ -450,8 +450,19 @@ def challenge(
     """Compute norms at n steps, drawn in secret, from checkpoints and data, and compare the log's.
 
     If training used `torch.autocast`, call it under the same: otherwise norms that half precision
-    can explain are "not checked". step_of: see `StepOptions`; all else is as of `replay`. Details
-    of the checks (examples, norms, and that noise is not seen) are sensitive.
+    can explain are "not checked". Details of the checks are sensitive.
+
+    Args:
+        checkpoints: folder of the checkpoints, as of `replay`.
+        spec: how to rebuild model and data, as of `replay`.
+        run_dir: directory of the log that is challenged.
+        n: steps to draw, of those with norms in the log and a checkpoint; all if these are fewer.
+        step_of: step of each checkpoint, see `StepOptions`.
+        device: device to compute on, e.g. "cpu" or "cuda".
+        tell: called as tell("challenging", done, total) after each step.
+
+    Returns:
+        three checks: of the examples, of their norms, and of noise, which is never seen.
 
     Raises:
         InputError: something cannot be read, no step has norms and a checkpoint, or norms under
