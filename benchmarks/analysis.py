@@ -25,6 +25,7 @@ from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.analysis.groups import group_table
 from indpriv.analysis.recorded_run import AuditedRun, RecordedRun, find_all
 from indpriv.attack_scores import AttackScores
+from indpriv.attacks import Material
 from indpriv.audit.audit_directory import write_audit
 
 DELTA = 1e-7  # below 1/n of every benchmark
@@ -69,7 +70,7 @@ def _audit(n: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "audit"
         start = time.perf_counter()
-        evidence = RecordedRun(examples, examples)
+        evidence = RecordedRun(Material(examples), Material(examples))
         by = ("sex", "race", "label", "age:bins=10", "sex,race", "race,age:bins=4")
         run = AuditedRun(log, table, evidence, name="benchmark", by=by)
         write_audit(directory, run, find_all(run))

@@ -5,6 +5,7 @@ from indpriv.accountant.account import table_for
 from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.analysis.summary import keys
+from indpriv.attacks import Material
 from indpriv.norm_log.evidence import CHECKS as TEMPLATES
 from synthetic import epsilon_table, sound_checks
 
@@ -21,7 +22,7 @@ CHECKS = (
 def run_of(log, method, table=None, examples=None, **options):
     """A run and its account by a method."""
     table = table_for(log, method) if table is None else table
-    return AuditedRun(log, table, RecordedRun(examples), method=method, **options)
+    return AuditedRun(log, table, RecordedRun(Material(examples)), method=method, **options)
 
 
 def audit_of(log, table, recorded, *, fidelity=None, **options):
@@ -57,4 +58,5 @@ def summary_of(log, examples, **options):
         "fidelity": {"fidelity": tuple(fidelity)},
         "command": "indpriv audit run",
     } | options
-    return audit_of(log, table, RecordedRun(**evidence), **settings)
+    models = {"dp": Material(evidence.pop("examples")), "non_dp": Material(evidence.pop("non_dp"))}
+    return audit_of(log, table, RecordedRun(**models, **evidence), **settings)

@@ -16,6 +16,7 @@ from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis.fidelity import fidelity_against_k
 from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.attacks import Material
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from reports.shared.verdicts import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -77,8 +78,8 @@ def known():
     )
     examples = ExampleTable(pd.concat([train, test], ignore_index=True))
     evidence = RecordedRun(
-        examples=examples,
-        non_dp=examples,
+        Material(examples),
+        Material(examples),
         declared=Declared(DECLARED),
         recorder=RECORDER,
     )

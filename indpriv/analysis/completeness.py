@@ -147,7 +147,7 @@ def _missing(run: AuditedRun) -> dict[str, Any]:
         found.append(text("sentence.missing", "examples", why=why))
     elif not len(test):
         found.append(text("sentence.missing", "test"))
-    elif recorded.non_dp is None:
+    elif recorded.non_dp.losses is None:
         found.append(text("sentence.missing", "baseline"))
     assumes_norms = not run.log.individually_clipped and account.participation == "secret"
     if assumes_norms and not run.audit.fidelity and run.audit.batch_norms is None:

@@ -509,7 +509,7 @@ def true_positive_rate(mu: FloatArray, false_positive_rate: float) -> FloatArray
 
 
 def _ceilings(run: AuditedRun) -> dict[str, Any]:
-    if not (run.recorded.references or run.recorded.attributes):
+    if run.recorded.dp.confidence is None and not run.recorded.dp.attributes:
         return {}
     return {"ceilings": ceilings_of(run.log, run.attacked_epsilons)}
 

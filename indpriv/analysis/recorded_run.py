@@ -1,6 +1,6 @@
 """A run as it was recorded, and with its account: what findings are made of. Sensitive."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,9 @@ from indpriv.analysis.schedule import Curve
 from indpriv.analysis.summary import KINDS, Audit, finding_of, keys
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import CONFIDENCE, AttackSignals, from_losses, is_signals, open_signals
-from indpriv.attacks.attributes import AttributeKnowledge, read_knowledge
-from indpriv.attacks.released import ReleasedModel, released_of_run
+from indpriv.attacks import Material
+from indpriv.attacks.attributes import read_knowledge
+from indpriv.attacks.released import released_of_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
@@ -125,9 +126,8 @@ KINDS["Declared"] = Declared
 class RecordedRun:
     """What is known about a run in addition to its log; None, or nothing, of what it lacks."""
 
-    # examples, non_dp: losses of the final model, and of the non-private baseline
-    examples: ExampleTable | None = None
-    non_dp: ExampleTable | None = None
+    dp: Material = field(default_factory=Material)  # what attacks can use of its final model
+    non_dp: Material = field(default_factory=Material)  # the same of the non-private baseline
     declared: Declared = field(default_factory=Declared)  # what run.json says; not verified
     # what the recorder read from the optimizer and the loader
     recorder: Mapping[str, Any] = field(default_factory=dict)
@@ -135,20 +135,26 @@ class RecordedRun:
     canaries: AttackScores | None = None  # scores of examples that fair coins included or left out
     gradient_canaries: AttackScores | None = None  # scores of the run's gradient canaries
     holdout: NormLog | None = None  # norms of the test examples on the same trajectory
-    # references, baseline_references: signals of the run, or of its baseline, and of reference
-    # models, by name (see `indpriv.attacks.train_references`)
-    references: Mapping[str, AttackSignals] = field(default_factory=dict)
-    baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
-    # what kept models tell, "dp" and "non_dp" (see `ReleasedModel`)
-    released: Mapping[str, ReleasedModel] = field(default_factory=dict)
-    unchecked: Sequence[str] = ()  # what could not be checked about these signals, in sentences
-    # attributes, baseline_attributes: what speaks for each value of attributes of the examples
-    attributes: tuple[AttributeKnowledge, ...] | None = None
-    baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
+    unchecked: Sequence[str] = ()  # what could not be checked about signals, in sentences
     # scores of reconstructions from gradients, one for each observation and attack
     leakage: tuple[AttackScores, ...] = ()
     reconstructed: tuple[Path, ...] = ()  # PNG files of pictures and their reconstructions
     curve: Curve | None = None  # test accuracy and epsilon at checkpoints
+
+    @property
+    def examples(self) -> ExampleTable | None:
+        """Its examples with the losses of its final model."""
+        return self.dp.losses
+
+    @property
+    def models(self) -> dict[str, Material]:
+        """What attacks can use of the final model, and of the baseline."""
+        return {"dp": self.dp, "non_dp": self.non_dp}
+
+    @property
+    def has_signals(self) -> bool:
+        """Whether there are signals of reference models, or of kept ones."""
+        return any(one.confidence or one.released for one in self.models.values())
 
     def for_attacks(self, seed: int) -> "RecordedRun":
         """The same with random members and non-members, where there are very many.
@@ -163,18 +169,18 @@ class RecordedRun:
         examples = self.examples.at(positions, others)
         ids = examples.train["example_id"].to_numpy()
         test_ids = None if others is None else examples.test["example_id"].to_numpy()
+        losses = self.non_dp.losses
         return replace(
             self,
-            examples=examples,
-            non_dp=None if self.non_dp is None else self.non_dp.with_ids(ids, test_ids),
+            dp=replace(self.dp, losses=examples),
+            non_dp=replace(self.non_dp, losses=losses and losses.with_ids(ids, test_ids)),
             holdout=self.holdout if test_ids is None else _of_examples(self.holdout, test_ids),
         )
 
     def attacked(self, seed: int) -> tuple[IntArray | None, IntArray | None]:
         """Increasing positions of the members and of the others of `for_attacks`; None if all."""
-        signals = (*self.references, *self.baseline_references, *self.released)
         examples = self.examples
-        if examples is None or signals or examples.n_train <= statistics.MOST_EXACT:
+        if examples is None or self.has_signals or examples.n_train <= statistics.MOST_EXACT:
             return None, None
         if not examples.has_unit_for_each_row:
             return None, None
@@ -201,35 +207,41 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
     return holdout.take(np.concatenate(found))
 
 
-# Files of a run directory by the attribute of `RecordedRun` that they give, and what reads each.
-_FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
-    "examples": (run_files.EXAMPLES, open_examples),
-    "non_dp": (run_files.EXAMPLES_NON_DP, open_examples),
-    "canaries": (run_files.CANARIES, AttackScores.from_file),
-    "gradient_canaries": (run_files.GRADIENT_CANARIES, AttackScores.from_file),
-    "attributes": (run_files.ATTRIBUTES, read_knowledge),
-    "baseline_attributes": (run_files.ATTRIBUTES_NON_DP, read_knowledge),
-    "curve": (run_files.CURVE, Curve.read),
+_MODELS = {  # of a run directory: its tables of losses and of attributes, and its references
+    "dp": (run_files.EXAMPLES, run_files.ATTRIBUTES, run_files.REFERENCES),
+    "non_dp": (run_files.EXAMPLES_NON_DP, run_files.ATTRIBUTES_NON_DP, run_files.REFERENCES_NON_DP),
 }
 
 
-def files_of(path: Path, names: Iterable[str] = _FILES) -> dict[str, Any]:
-    """What these files of a run hold, of those that it has."""
-    found = ((name, read, path / file) for name, (file, read) in _FILES.items() if name in names)
-    return {name: read(file) for name, read, file in found if file.is_file()}
+def _known(file: Path, read: Callable[[Path], T]) -> T | None:
+    """What a file of a run holds, if there is one."""
+    return read(file) if file.is_file() else None
+
+
+def models_of(
+    path: Path, read: Callable[[Path], ExampleTable], class_names: Sequence[str] = ()
+) -> tuple[Material, Material]:
+    """Losses and attributes of the final model of a run and of its baseline, of those it has."""
+
+    def of(losses: str, attributes: str, _: str) -> Material:
+        found, known = _known(path / losses, read), _known(path / attributes, read_knowledge)
+        return Material(found and found.with_label_names(class_names), attributes=known)
+
+    return of(*_MODELS["dp"]), of(*_MODELS["non_dp"])
 
 
 def recorded_run(run: OpenedRun) -> RecordedRun:
     """What a run directory holds in addition to its log, and what its log proves."""
     path = run.run_dir
-    declared, found = Declared(run_files.read_run_json(path)), files_of(path)
-    for name in found.keys() & {"examples", "non_dp"}:
-        found[name] = found[name].with_label_names(declared.class_names)
+    declared = Declared(run_files.read_run_json(path))
     holdout, leakage = path / run_files.HOLDOUT, path / run_files.LEAKAGE
-    if run_files.holds_log(holdout):
-        found["holdout"] = NormLog.open(holdout, unreadable=run.unreadable)
+    held = run_files.holds_log(holdout)
     return RecordedRun(
-        **found,
+        *models_of(path, open_examples, declared.class_names),
+        canaries=_known(path / run_files.CANARIES, AttackScores.from_file),
+        gradient_canaries=_known(path / run_files.GRADIENT_CANARIES, AttackScores.from_file),
+        curve=_known(path / run_files.CURVE, Curve.read),
+        holdout=NormLog.open(holdout, unreadable=run.unreadable) if held else None,
         declared=declared,
         checks=tuple(verify(run)),
         leakage=tuple(map(AttackScores.from_file, sorted(leakage.glob("*.parquet")))),
@@ -251,13 +263,16 @@ def with_references(
     recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
 ) -> RecordedRun:
     """What is known about the run, with signals of reference models where they are given."""
-    kept = (path / name for name in (run_files.REFERENCES, run_files.REFERENCES_NON_DP))
-    ours, without_dp = (folder if is_signals(folder) else None for folder in kept)
-    found, unchecked = read_references(signals or ours, path, recorded.examples)
-    baseline, more = read_references(baseline_signals or without_dp, path, recorded.non_dp)
-    known = replace(recorded, references=found, baseline_references=baseline)
-    unchecked = tuple(dict.fromkeys((*unchecked, *more)))
-    return replace(known, unchecked=unchecked, released=released_of_run(path))
+    released, unchecked, made = released_of_run(path), list[str](), list[Material]()
+    for model, given in (("dp", signals), ("non_dp", baseline_signals)):
+        kept, known = path / _MODELS[model][-1], recorded.models[model]
+        folder = given or (kept if is_signals(kept) else None)
+        found, more = read_references(folder, path, known.losses)
+        fields: dict[str, Any] = {**found, "released": released.get(model)}
+        made.append(replace(known, **fields))
+        unchecked += more
+    once = tuple(dict.fromkeys(unchecked))
+    return replace(recorded, dp=made[0], non_dp=made[1], unchecked=once)
 
 
 def with_units(
@@ -271,7 +286,8 @@ def with_units(
     units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
     one = "client" if log.sampler == "by_client" else "user"
     unit = one if log.unit == "example" else log.unit
-    return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
+    recorded = replace(recorded, dp=replace(recorded.dp, losses=examples))
+    return replace(log, unit=unit, unit_ids=units), recorded
 
 
 def in_rows_of(epsilons: EpsilonTable, examples: ExampleTable) -> ExampleTable:

@@ -45,9 +45,10 @@ def known_of_run(run_dir: Path, signals: Path | None = None) -> RecordedRun:
     signals: of references for the run; None for those in the run directory, if it has any.
     InputError for signals of something else.
     """
-    examples = example_table.ExampleTable.from_parquet(run_dir / run_files.EXAMPLES)
-    known = recorded_runs.files_of(run_dir, ("non_dp", "attributes", "baseline_attributes"))
-    run = RecordedRun(examples=examples, **known)
+    read = example_table.ExampleTable.from_parquet
+    if not (run_dir / run_files.EXAMPLES).is_file():
+        read(run_dir / run_files.EXAMPLES)  # refuses
+    run = RecordedRun(*recorded_runs.models_of(run_dir, read))
     return recorded_runs.with_references(run, run_dir, signals, None)
 
 
@@ -59,7 +60,7 @@ def results_of_run(
     run: of `known_of_run`; guarantee: of `guarantee_of_run`. InputError for an unknown attack, or
     one whose needs are not met.
     """
-    known = membership.materials(run)
+    known = run.models
     remedy = "; indpriv.attacks.train_references takes them, for --signals"
     _check_needs(names, known["dp"], "this run and its signals do not have", remedy)
     found = membership.tried(membership.scored_attacks(run, names), guarantee, 0)
@@ -75,12 +76,11 @@ def model_itself(run: RecordedRun, run_dir: Path, delta: float) -> dict[str, Any
     "lacking": attacks on its gradients and inputs that lack something; "last_iterate": the
     heuristic epsilon of `indpriv.attacks.released.last_iterate_epsilon`, None where it has none.
     """
-    known = membership.materials(run)["dp"]
     found: dict[str, Any] = {"last_iterate": None}
     found["lacking"] = [
         {"attack": attack.title, "needs": need}
         for attack in ATTACKS.values()
-        if (attack.sees == "model" or attack.need == "released") and (need := attack.lacks(known))
+        if (attack.sees == "model" or attack.need == "released") and (need := attack.lacks(run.dp))
     ]
     log = NormLog.open(run_dir) if run_files.holds_log(run_dir) else None
     defined = log and log.sampler == "poisson" and log.unit_ids is None

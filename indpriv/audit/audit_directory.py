@@ -159,7 +159,7 @@ def write_audit(
         names |= {name: f"{name} (metadata)" for name in names if name in epsilons.details}
         rows = recorded_run.in_rows_of(epsilons, examples).train_rows(ids)
         epsilon_table.write_epsilons(epsilons, output_dir / EPSILON, rows, names)
-    copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp}
+    copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp.losses}
     for file, copied in copies.items():
         if copied is None:
             _folders.remove_file(output_dir / file)  # of an earlier audit of another run

@@ -246,10 +246,9 @@ def _in_memory_if_needed(parts: EpsilonTable, log: NormLog, recorded: RecordedRu
         len(parts) <= LARGEST_FILE
         or parts.account.rows_per_unit is not None
         or log.unit_ids is not None
-        or recorded.references
-        or recorded.baseline_references
+        or recorded.has_signals
         or recorded.leakage
-        or recorded.attributes is not None
+        or recorded.dp.attributes is not None
         or recorded.recorder.get("rounds")
         or (examples is not None and len(examples.train_rows(log.example_ids).ranges()) == 1)
     ):

@@ -2,6 +2,7 @@ import pytest
 
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.recorded_run import Declared, RecordedRun
+from indpriv.attacks import Material
 from indpriv.norm_log.evidence import CHECKS
 from summaries import audit_of
 from synthetic import epsilon_table, small_run
@@ -20,7 +21,7 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     log, examples = run
     declared = Declared({"released": DECLARED})
     evidence = RecordedRun(
-        examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks
+        Material(examples), declared=declared, recorder={**RECORDER, **recorder}, checks=checks
     )
     summary = audit_of(
         log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
@@ -80,11 +81,11 @@ def test_what_nobody_stated_is_called_assumed(run):
 def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, status, words):
     log, examples = run
     table = epsilon_table([1.0] * 60, neighbouring=neighbouring)
-    summary = audit_of(log, table, RecordedRun(examples), name="x", by=["label"])
+    summary = audit_of(log, table, RecordedRun(Material(examples)), name="x", by=["label"])
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert (row.status, row.detail.endswith(words)) == (status, True)
     declared = Declared({"account": {"neighbouring": neighbouring}} if neighbouring else {})
-    summary = audit_of(log, table, RecordedRun(examples, declared=declared), name="x")
+    summary = audit_of(log, table, RecordedRun(Material(examples), declared=declared), name="x")
     row = next(row for row in summary.disclosures if row.key == "neighbouring")
     assert row.status == "declared"
 

@@ -8,6 +8,7 @@ import pytest
 
 from indpriv.analysis import recorded_run, statistics
 from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.attacks import Material
 from indpriv.audit import audit
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES_NON_DP
@@ -102,7 +103,7 @@ def test_the_hold_out_is_of_the_test_examples_that_are_attacked(audits):
 def test_the_sample_is_that_of_its_seed(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     monkeypatch.setattr(recorded_run, "MOST_ATTACKED", MOST)
-    run = RecordedRun(examples=small_run(n=400)[1])
+    run = RecordedRun(Material(small_run(n=400)[1]))
     for split in ("train", "test"):
         drawn = [
             getattr(run.for_attacks(seed).examples, split)["example_id"].to_numpy()
@@ -116,7 +117,7 @@ def test_the_sample_is_that_of_its_seed(monkeypatch):
 def test_few_test_examples_are_attacked_whole(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     monkeypatch.setattr(recorded_run, "MOST_ATTACKED", 200)
-    run = RecordedRun(examples=small_run(n=400)[1])
+    run = RecordedRun(Material(small_run(n=400)[1]))
     members, others = run.attacked(0)
     assert (len(members), others) == (200, None)
     assert len(run.for_attacks(0).examples.test) == 200
@@ -126,5 +127,5 @@ def test_units_of_several_rows_are_attacked_whole(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_EXACT", MOST)
     examples = small_run(n=400)[1]
     people = examples.frame.assign(unit_id=examples.frame["example_id"] // 2)
-    run = RecordedRun(examples=ExampleTable(people))
+    run = RecordedRun(Material(ExampleTable(people)))
     assert run.for_attacks(0) is run

@@ -18,6 +18,7 @@ from indpriv._files import read_parquet
 from indpriv._plain import to_json
 from indpriv.analysis.groups import group_table
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
+from indpriv.attacks import Material
 from indpriv.audit import audit, groups_of, read_summary
 from indpriv.audit.audit_directory import groups_json, write_audit
 from indpriv.cli import run
@@ -431,7 +432,7 @@ def test_a_damaged_record_is_refused_or_counted_at_c(artifacts, tmp_path):
 def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)
-    evidence = RecordedRun(examples, examples)
+    evidence = RecordedRun(Material(examples), Material(examples))
     run = AuditedRun(log, table, evidence, name="adult")
     write_audit(tmp_path / "audit", run, find_all(run))
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6

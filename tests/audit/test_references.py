@@ -18,7 +18,7 @@ from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS, AttackScores
 from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.attacks import ATTACKS
+from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.references import rmia as rmia_of
 from indpriv.audit import audit
 from indpriv.audit.attacks import (
@@ -204,7 +204,7 @@ def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir,
     replace(signals, kind="other").save(tmp_path / "signals")
     table = ExampleTable.from_parquet(run_dir / "examples.parquet")
     read, unchecked = read_references(tmp_path / "signals", run_dir, table)
-    names = {found.attack.name for found in scored_attacks(RecordedRun(table, references=read))}
+    names = {found.attack.name for found in scored_attacks(RecordedRun(Material(table, **read)))}
     assert {"lira", "calibrated"} <= names
     assert not {"rmia", "rmia_offline"} & names
     assert "are no confidences" in " ".join(unchecked)

@@ -3,6 +3,7 @@ import pandas as pd
 
 from indpriv import ExampleTable
 from indpriv.analysis.recorded_run import RecordedRun, choose_groups
+from indpriv.attacks import Material
 from summaries import audit_of
 from synthetic import epsilon_table, people
 
@@ -13,7 +14,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
     whole = audit_of(
         log,
         epsilon_table(np.ones(log.n_examples)),
-        RecordedRun(examples=examples),
+        RecordedRun(Material(examples)),
         name="x",
         by=["sex"],
     )
@@ -22,7 +23,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
     summary = audit_of(
         log,
         epsilon_table(np.ones(log.n_examples)),
-        RecordedRun(examples=ExampleTable(frame)),
+        RecordedRun(Material(ExampleTable(frame))),
         name="x",
         by=["sex", "label"],
     )

@@ -14,6 +14,7 @@ from indpriv.analysis.fidelity import (
     sensitivity,
 )
 from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.attacks import Material
 from summaries import audit_of, run_of
 
 from .conftest import DELTA
@@ -58,7 +59,7 @@ def test_the_papers_preset(artifacts, tmp_path):
     assert sensitivity(run_of(full, method, table)).empty  # it makes those choices itself
     assert sensitivity(run_of(full.thin(5), method))["choice"].tolist() == ["records"]
     summary = audit_of(
-        full, table, RecordedRun(examples), name="paper", fidelity={"fidelity": rows}
+        full, table, RecordedRun(Material(examples)), name="paper", fidelity={"fidelity": rows}
     )
     assert summary.claim == "estimate"
 

@@ -13,6 +13,7 @@ import pytest
 
 from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.recorded_run import RecordedRun
+from indpriv.attacks import Material
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report import page as pages
@@ -70,7 +71,7 @@ def people(n, ids):
     city = np.array(["Bern</script><b>", "Ulm & 'Köln'"])[np.arange(n) % 2]
     frame = rows("train", np.arange(n) % 3, city=city).assign(example_id=ids, unit_id=ids)
     table = epsilon_table(rng.uniform(0.01, 1.8, n), worst_case=1.9, ids=ids)
-    recorded = RecordedRun(ExampleTable(frame), checks=CHECKS)
+    recorded = RecordedRun(Material(ExampleTable(frame)), checks=CHECKS)
     summary = audit_of(log, table, recorded, name="clicks", by=["city", "label"])
     return log, table, frame, summary
 

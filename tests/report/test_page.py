@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from indpriv._formatting import format_epsilon, format_interval, format_share
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.summary import Audit
+from indpriv.attacks import Material
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
@@ -106,7 +107,9 @@ def test_no_individual_value_is_on_it_unless_it_is_passed(run):
     log, examples = run
     rng = np.random.default_rng(5)
     table = epsilon_table(rng.uniform(0.2, 1.8, log.n_examples), worst_case=2.0)
-    html = audit_page(audit_of(log, table, RecordedRun(examples), name="tiny", by=["sex"])).html()
+    html = audit_page(
+        audit_of(log, table, RecordedRun(Material(examples)), name="tiny", by=["sex"])
+    ).html()
     digits = [f"{value:.5f}" for value in [*table.epsilon, *examples.train["loss"]]]
     assert [value for value in digits if value in html] == []
 
@@ -246,7 +249,7 @@ def test_ten_thousand_groups_stay_small():
         {"example_id": range(n), "unit_id": range(n), "split": "train", "label": 0, "loss": 1.0}
     )
     frame = frame.assign(correct=True, street=[f"street {index // 2}" for index in range(n)])
-    recorded = RecordedRun(ExampleTable(frame))
+    recorded = RecordedRun(Material(ExampleTable(frame)))
     found = audit_of(log, epsilon_table(np.linspace(0, 1, n)), recorded, name="x", by=["street"])
     html = audit_page(found).html()
     assert "9,960 more groups are in audit.json" in html

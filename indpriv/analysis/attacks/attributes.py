@@ -160,7 +160,7 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     members, holdout = run.once(membership.tables_of_both_sides)
     columns = [found.by for found in run.audit.groups]
     basis = {"members": members, "holdout": holdout, "ceilings": run.audit.ceilings}
-    known = membership.materials(run.attacked)
+    known = run.attacked.models
     return {"attribute_attacks": attribute_attacks(known, columns, **basis)}
 
 

@@ -22,7 +22,6 @@ from indpriv.analysis.guarantee import mu_of
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, Interval, student_quantile
 from indpriv.analysis.summary import Finding, record
-from indpriv.attack_signals import CONFIDENCE as OF_CONFIDENCE
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import Effects, Moments, effects
 from indpriv.epsilon_table import EpsilonTable
@@ -254,8 +253,8 @@ def _find(run: AuditedRun) -> dict[str, Any]:
     """By the references of the run and of its baseline, if there are enough of either."""
     recorded, found = run.recorded, list[VulnerabilityBy]()
     more: dict[str, Any] = {"examples": recorded.examples, "seed": run.seed}
-    for model, of in (("dp", recorded.references), ("non_dp", recorded.baseline_references)):
-        signals = of.get(OF_CONFIDENCE)
+    for model, known in recorded.models.items():
+        signals = known.confidence
         if signals is None or not signals.coins or signals.n_models <= LEAST_MODELS:
             continue
         table = run.attacked_epsilons  # all of it is in memory, as there are references

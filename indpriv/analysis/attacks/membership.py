@@ -66,28 +66,11 @@ class ScoredAttack(NamedTuple):
         return replace(self.scores, groups=self.material.groups(by, ids, member))
 
 
-def materials(run: RecordedRun) -> dict[str, Material]:
-    """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
-    found: dict[str, tuple[Any, ...]] = {
-        "dp": (run.examples, run.attributes, run.references),
-        "non_dp": (run.non_dp, run.baseline_attributes, run.baseline_references),
-    }
-    return {
-        model: Material(
-            losses=None if examples is None or examples.test.empty else examples,
-            attributes=attributes,
-            released=run.released.get(model),
-            **references,
-        )
-        for model, (examples, attributes, references) in found.items()
-    }
-
-
 def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
     """Every attack of these names, or all, whose needs are met, on the run and its baseline."""
     return [
         ScoredAttack(attack, model, material, attack.scores(material))
-        for model, material in materials(run).items()
+        for model, material in run.models.items()
         for attack in ATTACKS.values()
         if attack.can_use(material) and attack.name in (names or ATTACKS)
     ]
@@ -223,7 +206,7 @@ def attack_table(run: AuditedRun) -> pd.DataFrame | None:
             ranks = pd.Series(scores.scores[scores.member], index=ids)
             frame[f"{name}_{rule}"] = ranks.reindex(table.example_ids.astype(str)).to_numpy()
         return frame
-    if recorded.examples.test.empty or not recorded.references:
+    if recorded.examples.test.empty or recorded.dp.confidence is None:
         return None
     train, test = recorded.examples.train, recorded.examples.test
     limit = 1.0 if ceilings is None else ceilings.worst_case[f"{_CEILING_AT:g}"]
