@@ -485,7 +485,7 @@ def test_canary_clients_agree_with_the_account_and_bound_it(tmp_path):
     assert found.agree
     assert [one.length for one in found.lengths] == [0.5, 1.0]
     for one in found.lengths:
-        assert 0 < max(bound.epsilon for bound in one.bounds) < one.ceiling
+        assert 0 < max(bound.epsilon for bound in one.bounds.values()) < one.ceiling
     assert all(fact.status != "failed" for fact in verify(open_run(tmp_path)))
     result = audit(tmp_path, tmp_path / "audit", participation="known", delta=1e-5)
     assert result.gradient_canaries.agree
@@ -502,7 +502,7 @@ def test_an_attacker_who_sees_the_releases_alone_proves_less_but_soundly(tmp_pat
     log = simulate(tmp_path, CanaryClients(1000, SIZE, seed=3), known=False)
     assert not (tmp_path / "gradient-canaries.parquet").exists()
     scores = AttackScores.from_file(tmp_path / "canaries.parquet")
-    bound = measure_attack(scores, delta=1e-5).overall["epsilon"].value
+    bound = measure_attack(scores, delta=1e-5).bounds["steinke2023"].epsilon
     assert 0 < bound < epsilon_of_length(log.settings, 1.0, 1e-5)
 
 
@@ -518,7 +518,7 @@ def test_canary_clients_that_send_nothing_prove_nothing(tmp_path):
             seen = canaries.checked(rng.normal(size=100), None, (0.5, 1.0))
             canaries.evidence.observe(seen, setting)
         found = measure_attack(canaries.evidence.scores("canaries"), delta=1e-5)
-        alarms += found.overall["epsilon"].value > 0
+        alarms += found.bounds["steinke2023"].epsilon > 0
         rate = found.overall["auc"]
         disagreements += not rate.low <= 0.5 <= rate.high
     assert alarms <= 15 + 4 * 4

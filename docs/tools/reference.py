@@ -106,7 +106,7 @@ def audit_file() -> str:
 
 
 _MOST_READ = (
-    *("Account", "Distribution", "Fact", "GroupRow", "GroupTable"),
+    *("Account", "Bound", "Distribution", "Fact", "GroupRow", "GroupTable"),
     *("Guarantee", "Rate", "RunFacts"),
 )
 

@@ -71,10 +71,6 @@ def differences(estimate: FloatArray, reference: FloatArray) -> dict[str, Any]:
     }
 
 
-def _some(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: found[name] for name in names}
-
-
 def sensitivity_to(
     choice: str, here: Any, instead: Any, table: EpsilonTable, then: EpsilonTable
 ) -> dict[str, Any]:
@@ -130,7 +126,8 @@ def _by_group(
             mine = codes == code
             found, mean = differences(estimate[mine], exact[mine]), float(exact[mine].mean())
             own = {"by": by, "name": names[code], "too_small": found["n"] < MIN_GROUP}
-            rows.append(GroupFidelity(**own, mean_exact=mean, **_some(found, *same)))
+            own |= {name: found[name] for name in same}
+            rows.append(GroupFidelity(**own, mean_exact=mean))
         yield from sorted(rows, key=lambda row: (-row.mean_exact, row.name))
 
 

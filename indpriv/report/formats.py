@@ -16,7 +16,7 @@ from indpriv import _formatting
 from indpriv._facts import text
 from indpriv._formatting import capitalised, formatted
 from indpriv.analysis import comparison, distribution, reconstruction
-from indpriv.analysis.attacks import canaries, lower_bound, rates
+from indpriv.analysis.attacks import lower_bound, rates
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.attack_scores import RUNGS
@@ -107,7 +107,7 @@ WORDS: dict[str, Callable[..., str]] = {
 
 CONSTANTS: dict[str, Any] = {
     **data_of("texts"),
-    "bounds": canaries.BOUNDS,
+    "bounds": lower_bound.BOUNDS,
     "by_loss": "loss_threshold",  # the attack of the paper's protocol
     "close": reconstruction.CLOSE,
     "confidence": CONFIDENCE,

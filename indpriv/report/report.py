@@ -403,7 +403,9 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
 
 def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
-    rows = [_row(**one) for one in achieved(measures.rates)]
+    bounds = [measures.bounds["steinke2023"], *measures.group_bounds.values()]
+    parts = zip(achieved(measures.rates), bounds, strict=True)
+    rows = [_row(**one, bound=bound) for one, bound in parts]
     print_sensitive("attack", console, rows=rows, measures=measures)
 
 

@@ -254,13 +254,16 @@ def measured(
 
 def of_attack(scores: AttackScores) -> dict[str, Any]:
     """Rates of one attack, and lower bounds on epsilon."""
-    rows = measure_attack(scores, delta=DELTA).overall
-    ends = interval(rows["auc"])
+    measures = measure_attack(scores, delta=DELTA)
+    auc, bounds = measures.overall["auc"], measures.bounds
+    ends = interval(auc)
     rates = rates_on_updates(scores).set_index("rate")["value"]
     return {
-        "auc": rows["auc"].value, "low": ends.low, "high": ends.high,
+        "auc": auc.value, "low": ends.low, "high": ends.high,
         "tpr_at_fpr": {rate: float(rates[f"tpr_{rate}"]) for rate in RATES},
-        **{key: rows[key].value for key in ("epsilon", "epsilon_fdp", "epsilon_gaussian")},
+        "epsilon": bounds["steinke2023"].epsilon,
+        "epsilon_fdp": bounds["mahloujifar2024"].epsilon,
+        "epsilon_gaussian": bounds["gaussian_ranks"].epsilon,
     }  # fmt: skip
 
 

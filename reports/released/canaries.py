@@ -36,7 +36,11 @@ TITLES = {
     CRAFTED: "loss of crafted canaries",
     UPDATES: "likelihood ratio of gradient canaries",
 }
-BOUNDS = ("epsilon", "epsilon_fdp", "epsilon_gaussian")
+BOUNDS = {
+    "epsilon": "steinke2023",
+    "epsilon_fdp": "mahloujifar2024",
+    "epsilon_gaussian": "gaussian_ranks",
+}
 LOSS, MEAN = nn.CrossEntropyLoss(reduction="none"), nn.CrossEntropyLoss()
 
 
@@ -160,11 +164,11 @@ def of_scores(scores: AttackScores, delta: float) -> dict[str, Any]:
     """Rates and lower bounds of one run."""
     found = rates_on_updates(scores).set_index("rate")
     ends = found[["low", "high"]].dropna().to_dict("index")
-    bounds = measure_attack(scores, delta=delta).overall
+    bounds = measure_attack(scores, delta=delta).bounds
     return {
         "rates": found["value"].to_dict(),
         "ends": ends,
-        "bounds": {name: bounds[name].value for name in BOUNDS},
+        "bounds": {name: bounds[key].epsilon for name, key in BOUNDS.items()},
     }
 
 

@@ -71,8 +71,8 @@ def real_run(mode: str, seed: int) -> dict[str, Any]:
         right = model(torch.from_numpy(data.test.inputs)).argmax(1).numpy() == data.test.targets
     return {
         "mode": mode,
-        "bounds": {bound.key: bound.epsilon for bound in found.bounds},
-        "false_alarms": {bound.key: bound.false_alarm_rate for bound in found.bounds},
+        "bounds": {key: bound.epsilon for key, bound in found.bounds.items()},
+        "false_alarms": {key: bound.false_alarm_rate for key, bound in found.bounds.items()},
         "separation": [
             found.separation_interval.low,
             found.separation_predicted,
@@ -100,9 +100,9 @@ def simulated_runs(length: float, count: int) -> dict[str, Any]:
             adversary="updates",
         )
         found.extend(measure_gradient_canaries(scores, settings, seed=draw).lengths)
-    keys = [bound.key for bound in found[0].bounds]
-    bounds = np.array([[bound.epsilon for bound in one.bounds] for one in found])
-    alarms = np.array([[bound.false_alarm_rate for bound in one.bounds] for one in found])
+    keys = [*found[0].bounds]
+    bounds = np.array([[bound.epsilon for bound in one.bounds.values()] for one in found])
+    alarms = np.array([[bound.false_alarm_rate for bound in one.bounds.values()] for one in found])
     columns = {
         "median": np.median(bounds, axis=0),
         "above": (bounds > found[0].ceiling).sum(axis=0),

@@ -102,12 +102,12 @@ def test_the_final_model_tells_more_of_them_than_of_mislabelled_examples(crafted
 def test_a_model_that_was_not_trained_on_them_tells_nothing(crafted):
     """Null calibration: bounds of 300 draws of coins are above 0 at most at their level."""
     scores = -losses(trained(examples(400, 1)), crafted.tensors)
-    rng, above = np.random.default_rng(1), dict.fromkeys(("epsilon", "epsilon_fdp"), 0)
+    rng, above = np.random.default_rng(1), dict.fromkeys(("steinke2023", "mahloujifar2024"), 0)
     for _ in range(300):
         each = AttackScores(scores, rng.random(COUNT) < 0.5, "", fair_coins=True)
-        found = measure_attack(each).overall
+        found = measure_attack(each).bounds
         for name in above:
-            above[name] += found[name].value > 0
+            above[name] += found[name].epsilon > 0
     assert max(above.values()) <= 30  # 15 expected at most; 4 standard deviations above
 
 
@@ -131,10 +131,10 @@ def test_with_dp_they_stay_below_the_ceiling(crafted, tmp_path):
                 optimizer.zero_grad()
                 loss_fn(model(x), y).mean().backward()
                 optimizer.step()
-    measured = measure_attack(AttackScores.from_file(tmp_path / "run" / CANARIES)).overall
+    measured = measure_attack(AttackScores.from_file(tmp_path / "run" / CANARIES)).bounds
     found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
-    for name in ("epsilon", "epsilon_fdp", "epsilon_gaussian"):
-        assert measured[name].value < found.guarantee.worst_case_epsilon
+    for name in ("steinke2023", "mahloujifar2024", "gaussian_ranks"):
+        assert measured[name].epsilon < found.guarantee.worst_case_epsilon
 
 
 def test_what_cannot_be_crafted(monkeypatch):

@@ -55,7 +55,7 @@ def attacked_runs(folder, n_runs, *, class_without_clipping=None):
 def test_a_sound_run_agrees_with_its_canaries_and_proves_much_of_its_epsilon(tmp_path, capsys):
     (found,) = run_with_canaries(tmp_path / "run")
     assert found.agrees
-    bounds = {bound.key: bound.epsilon for bound in found.bounds}
+    bounds = {key: bound.epsilon for key, bound in found.bounds.items()}
     assert 0 < bounds["steinke2023"] < bounds["mahloujifar2024"] < bounds["means"] < found.ceiling
     assert 0 < bounds["rates"] < found.ceiling
     low, high = found.separation_interval.low, found.separation_interval.high
@@ -113,7 +113,7 @@ def test_canaries_catch_broken_noise_and_sampling(tmp_path, monkeypatch, fault, 
     (found,) = run_with_canaries(tmp_path / "run")
     assert not found.agrees, found
     if fault is half_the_noise:
-        assert max(bound.epsilon for bound in found.bounds) > found.ceiling
+        assert max(bound.epsilon for bound in found.bounds.values()) > found.ceiling
     assert cli(["check", "--set", "only=attacks", str(tmp_path / "run")]) == 1
     assert "CONTRADICTED" in capsys.readouterr().out
 

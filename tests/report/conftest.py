@@ -164,11 +164,13 @@ def attributes(above):
 
 
 def gradient_canaries(agree):
-    keys = ("steinke2023", "gaussian", "clopper_pearson", "account")
-    bound = {"false_alarm_rate": 0.02, "false_alarm_interval": interval(0.0, 0.05)}
+    keys = ("steinke2023", "mahloujifar2024", "rates", "means")
+    bound = {"epsilon": 1.2, "ceiling": 1.9, "confidence": 0.95, "tried": 3}
+    bound |= {"guesses": 0, "correct": 0}
+    bound |= {"false_alarm_rate": 0.02, "false_alarm_interval": interval(0.0, 0.05)}
     one = {"length": 1.0, "n_members": 500, "n_others": 500, "ceiling": 1.9, "separation": 2.0}
     one |= {"separation_interval": interval(1.9, 2.1), "separation_predicted": 2.0}
-    one |= {"bounds": [{"key": key, "epsilon": 1.2, **bound} for key in keys]}
+    one |= {"bounds": dict.fromkeys(keys, bound)}
     lengths = [one | {"p_value": 0.5 if agree else 1e-6, "agrees": agree}]
     return {"delta": 1e-5, "lengths": lengths, "left_out": ["Length 0.1: too few canaries."]}
 
@@ -308,6 +310,7 @@ def audits_of(run, summary):
         "look": with_content(by_epsilon, attack_by_epsilon=alarms),
         "canaries": made(canaries=blind),
         "proven": made(canaries=coins),
+        "canaries alone": summary_of(*run, evidence=bare | {"canaries": coins}, fidelity={}),
         "attacked": attacked(summary),
         "failed attack": attacked(summary, above=False, strong=False),
         "units": units,

@@ -68,12 +68,12 @@ def test_limits_of_bins_are_rounded_up(name):
 
 
 def test_a_rate_is_shown_in_the_format_of_its_rate():
-    rates = ("auc", "tpr_0.01", "epsilon")
+    rates = ("auc", "tpr_0.01", "success")
     found = table(RATES, [{**OF_A_RATE, "rate": rate, "value": 0.2034} for rate in rates])
     assert [shown(row, "value") for row in parts(found)["p"].values()] == [
         "0.203",
         "20.34 %",
-        "0.20",
+        "20.3 %",
     ]
     assert form_of(achieved(found)[0], "auc") == RATES.each[1]["auc"]
 

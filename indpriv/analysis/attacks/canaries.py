@@ -1,14 +1,12 @@
 """What canaries prove about the worst case, and whether they agree with the account. Sensitive.
 
 Gradient canaries of one length in one run have independent scores, whose distributions the account
-predicts exactly. Four lower bounds, each with its assumption; see `BOUNDS`.
+predicts exactly. Four lower bounds, each with its assumption; see `lower_bound.BOUNDS`.
 """
 
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +20,7 @@ from indpriv.accountant.account import account
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import statistics, summary
 from indpriv.analysis.attacks import lower_bound, rates
+from indpriv.analysis.attacks.lower_bound import Bound
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import generator_of
 from indpriv.analysis.summary import Audit, Finding, record
@@ -30,8 +29,6 @@ from indpriv.errors import InputError
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.norm_log import NormLog
 
-CanaryBound: Any = record("canary_bound")
-CanaryFindings: Any = record("canary_findings")
 _THRESHOLDS = (0.25, 0.5, 0.75)  # quantiles of the predicted scores at which rates are counted
 _SIMULATED = 20_000  # scores of each side, to compare distributions with
 _LEAST = 8  # members, and others, of one length
@@ -44,9 +41,8 @@ _UNFAIR = 1e-9  # probability of numbers of members that fair coins do not give
 
 class _AttackMeasures:
     def __post_init__(self: Any) -> None:
-        bound = rates.parts(self.rates, by="", rate="epsilon").get(rates.ALL)
-        if bound is None or bound["epsilon"].value is None:
-            raise InputError(f"no lower bound stands among the rates of {self.attack}; audit again")
+        if not lower_bound.PROOFS.keys() <= self.bounds.keys():
+            raise InputError(f"{self.attack} lacks a lower bound by fair coins; audit again")
 
     @property
     def overall(self: Any) -> dict[str, Any]:
@@ -61,9 +57,12 @@ class _AttackMeasures:
 
 
 AttackMeasures: Any = record("attack_measures", _AttackMeasures)
+CanaryFindings: Any = record("canary_findings")
 
 
-def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
+def measure_attack(
+    scores: AttackScores, *, delta: float = 1e-5, seed: int = 0, ceiling: float | None = None
+) -> AttackMeasures:
     """Measure an attack, and bound the worst-case epsilon from below.
 
     The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
@@ -71,10 +70,11 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     bound over all examples holds at 95 % by itself, those of the groups all together. Of all
     examples there are three more bounds, which assume more.
 
-    `delta` is of the (epsilon, delta)-DP that is tested; the seed decides which scores are left out
-    and the order of ties. InputError for a delta outside (0, 1), a negative seed, scores of an
-    adversary for whom the bound does not hold, or of several models; and for "fair coins" that
-    were none, as all or most of a group are members, or an example has two scores.
+    `delta` is of the (epsilon, delta)-DP that is tested, `ceiling` the epsilon that is accounted;
+    the seed decides which scores are left out and the order of ties. InputError for a delta outside
+    (0, 1), a negative seed, scores of an adversary for whom the bound does not hold, or of several
+    models; and for "fair coins" that were none, as all or most of a group are members, or an
+    example has two scores.
     """
     delta = check_delta(delta)
     check_positive_int("seed", seed, minimum=0)
@@ -90,6 +90,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     if fair and len(scores.member):
         _check_coins(scores.member, groups)
     rows: list[dict[str, Any]] = []
+    group_bounds = dict[str, Bound]()
     for name, index in every:
         values, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
         key: dict[str, Any] = {"attack": scores.method, "model": "dp"}
@@ -104,25 +105,22 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
             n_coins=len(scores.scores),
             balanced=not fair,
             confidence=statistics.CONFIDENCE if name is None else joint,
+            ceiling=ceiling,
         )
-        bound = bounded(rng=rng)
-        right = {"value": bound.correct / bound.guesses} if bound.guesses else {}
-        alarms = {"value": bound.false_alarm_rate, **vars(bound.false_alarm_interval)}
-        rows += [key | row for row in rates.separation(values[member], values[~member])]
-        rows += [
-            {**key, **n, "rate": "epsilon", "value": bound.epsilon, "n": bound.tried},
-            {**key, **n, "rate": "right", **right, "n": bound.guesses},
-            {**key, **n, "rate": "false_alarms", **alarms, "n": lower_bound.NULL_TRIALS},
-        ]
-        if name is None:
-            f_dp = bounded(rng=generator_of(seed, name), proof="mahloujifar2024")
-            more = {"epsilon_fdp": (f_dp.epsilon, f_dp.tried)}
-            for rate, (bound_of, tried) in lower_bound.OF_INDEPENDENT.items():
-                more[rate] = bound_of(values, member, delta), tried
-            rows += [key | n | {"rate": k, "value": x, "n": of} for k, (x, of) in more.items()]
+        found = [key | row for row in rates.separation(values[member], values[~member])]
+        rows += found or [{**key, **n, "rate": "auc", "n": len(index)}]
+        if name is not None:
+            group_bounds[name] = bounded(rng=rng)
+            continue
+        f_dp = bounded(rng=generator_of(seed, name), proof="mahloujifar2024")
+        bounds = {"steinke2023": bounded(rng=rng), "mahloujifar2024": f_dp}
+        for bound, (least, tried) in lower_bound.OF_INDEPENDENT.items():
+            epsilon = least(values, member, delta)
+            bounds[bound] = Bound(epsilon, ceiling, statistics.CONFIDENCE, tried)
     method = text("sentence.canaries", "fair_coins" if fair else "balanced")
     table = summary.table(summary.RATES, rows)
-    return AttackMeasures(scores.method, method, delta, seed, table, rates.roc(scores))
+    roc = rates.roc(scores)
+    return AttackMeasures(scores.method, method, delta, seed, table, bounds, group_bounds, roc)
 
 
 def _check_coins(member: BoolArray, groups: Mapping[str, IntArray]) -> None:
@@ -155,21 +153,6 @@ class _CanaryResults:
 CanaryResults: Any = record("canary_results", _CanaryResults)
 
 
-class Canaries(NamedTuple):
-    """(n,) scores of the canaries of one length, with what is needed to judge them.
-
-    n_coins: flipped in all; predicted: simulated scores of members, then of others, by the account.
-    """
-
-    scores: FloatArray
-    member: BoolArray
-    settings: StepSettings
-    delta: float
-    n_coins: int
-    rng: np.random.Generator
-    predicted: tuple[FloatArray, FloatArray]
-
-
 def measure_gradient_canaries(
     scores: AttackScores, settings: StepSettings, *, delta: float = 1e-5, seed: int = 0
 ) -> CanaryResults:
@@ -189,13 +172,10 @@ def measure_gradient_canaries(
             left_out.append(text("sentence.canaries", why, length=name, **counts))
         else:
             judged[name] = index
-    found, side = [], np.repeat([True, False], _SIMULATED)
+    found, about = list[CanaryFindings](), {"delta": delta, "n_coins": len(scores.scores)}
     for name, index in judged.items():
-        own, member, rng = scores.scores[index], scores.member[index], generator_of(seed, name)
-        simulated = simulated_evidence(settings, float(name), side, rng)
-        predicted = simulated[side], simulated[~side]
-        canaries = Canaries(own, member, settings, delta, len(scores.scores), rng, predicted)
-        found.append(_findings(float(name), canaries, n_lengths=len(judged)))
+        own, rng = (scores.scores[index], scores.member[index]), generator_of(seed, name)
+        found.append(_findings(*own, settings, float(name), rng, len(judged), about))
     return CanaryResults(delta, tuple(sorted(found, key=lambda one: one.length)), tuple(left_out))
 
 
@@ -221,23 +201,41 @@ def simulated_evidence(
     return evidence
 
 
-def _findings(length: float, canaries: Canaries, n_lengths: int) -> CanaryFindings:
-    sides = canaries.scores[canaries.member], canaries.scores[~canaries.member]
-    differences, errors = separation(canaries.scores, canaries.member[None])
+def _findings(
+    scores: FloatArray,
+    member: BoolArray,
+    settings: StepSettings,
+    length: float,
+    rng: np.random.Generator,
+    n_lengths: int,
+    about: Mapping[str, Any],
+) -> CanaryFindings:
+    """Of the canaries of one length, by (n,) scores; about: delta, and the number of all coins."""
+    side = np.repeat([True, False], _SIMULATED)
+    simulated = simulated_evidence(settings, length, side, rng)
+    differences, errors = separation(scores, member[None])
     difference, error = float(differences[0]), max(float(errors[0]), 1e-300)
     margin = float(special.ndtri((1 + statistics.CONFIDENCE) / 2) * error)
-    predicted = predicted_separation(canaries.settings, length)
+    predicted = predicted_separation(settings, length)
     tests = [2 * float(special.ndtr(-abs(difference - predicted) / error))]
     for test in (stats.ks_2samp, partial(stats.levene, center="median")):  # Brown and Forsythe
-        pairs = zip(sides, canaries.predicted, strict=True)
-        tests += [float(test(found, simulated).pvalue) for found, simulated in pairs]
+        pairs = ((scores[member], simulated[side]), (scores[~member], simulated[~side]))
+        tests += [float(test(*pair).pvalue) for pair in pairs]
     p_value = min(1.0, n_lengths * len(tests) * min(tests))
+    ceiling = epsilon_of_length(settings, length, about["delta"])
+    proofs: dict[str, Bound] = {
+        proof: lower_bound.lower_bound(
+            scores, member, **about, rng=rng, ceiling=ceiling, proof=proof
+        )
+        for proof in lower_bound.PROOFS
+    }
+    more = _bounds(scores, member, settings, simulated, rng, ceiling, about["delta"])
     return CanaryFindings(
         length=length,
-        n_members=len(sides[0]),
-        n_others=len(sides[1]),
-        ceiling=epsilon_of_length(canaries.settings, length, canaries.delta),
-        bounds=tuple(_bounds(canaries)),
+        n_members=int(member.sum()),
+        n_others=int((~member).sum()),
+        ceiling=ceiling,
+        bounds=proofs | dict(more),
         separation=difference,
         separation_interval=statistics.Interval(difference - margin, difference + margin),
         separation_predicted=predicted,
@@ -273,80 +271,54 @@ def separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, Float
     return means[0] - means[1], np.sqrt(errors[0] + errors[1])
 
 
-# --- lower bounds from gradient canaries
+def _bounds(
+    scores: FloatArray,
+    member: BoolArray,
+    settings: StepSettings,
+    simulated: FloatArray,
+    rng: np.random.Generator,
+    ceiling: float,
+    delta: float,
+) -> Iterator[tuple[str, Bound]]:
+    """Bounds that need what the account predicts; coins unrelated to the scores test each.
 
-
-def _bounds(canaries: Canaries) -> Iterator[CanaryBound]:
-    scores, member, _, delta, n_coins, rng, _ = canaries
-    more: dict[str, Any] = {"delta": delta, "n_coins": n_coins, "rng": rng}
-    for proof in lower_bound.PROOFS:
-        found = lower_bound.lower_bound(scores, member, **more, proof=proof)
-        yield CanaryBound(proof, found.epsilon, found.false_alarm_rate, found.false_alarm_interval)
-    yield _from_rates(canaries)
-    yield _from_means(canaries)
-
-
-def _from_rates(canaries: Canaries) -> CanaryBound:
-    """Clopper-Pearson intervals of both rates at thresholds fixed by the account; then mu."""
-    thresholds = np.quantile(np.concatenate(canaries.predicted), _THRESHOLDS)
-    above = (canaries.scores > thresholds[:, None]).astype(np.float64)
+    "rates": Clopper-Pearson intervals of both rates at thresholds fixed by the account; then mu.
+    "means": the shortest length that the account would need to explain the difference of means.
+    """
+    above = (scores > np.quantile(simulated, _THRESHOLDS)[:, None]).astype(np.float64)
     confidence = rates.bonferroni(len(_THRESHOLDS))  # two-sided: each end has half of the rest
+    quantile = float(special.ndtri(statistics.CONFIDENCE))
 
     def largest_mu(member: BoolArray) -> FloatArray:
         sides = [(side @ above.T, side.sum(axis=1)[:, None]) for side in (member, ~member)]
         (low, _), (_, high) = (statistics.binomial_ends(*side, confidence) for side in sides)
         return np.asarray((special.ndtri(low) - special.ndtri(high)).max(axis=1))
 
-    epsilon_of = partial(lower_bound.gaussian_epsilon, delta=canaries.delta)
-    return _bound("rates", canaries, largest_mu, epsilon_of)
-
-
-def _from_means(canaries: Canaries) -> CanaryBound:
-    """The shortest length that the account would need to explain the difference of means."""
-    quantile = float(special.ndtri(statistics.CONFIDENCE))
-
-    def least(member: BoolArray) -> FloatArray:
-        difference, error = separation(canaries.scores, member)
+    def least_difference(member: BoolArray) -> FloatArray:
+        difference, error = separation(scores, member)
         return difference - quantile * error
 
-    def epsilon_of(proven: float) -> float:
+    def of_difference(proven: float) -> float:
         def excess(length: float) -> float:
-            return predicted_separation(canaries.settings, length) - proven
+            return predicted_separation(settings, length) - proven
 
         shortest, longest = 1e-3, 1.0
         if excess(shortest) >= 0:
             return 0.0
         while excess(longest) < 0:
             longest *= 2
-        log = _log_of(canaries.settings, optimize.brentq(excess, shortest, longest, xtol=1e-4))
-        found = account(log, delta=canaries.delta, accountant="pld", brackets=True)
-        return float(found.epsilon_lower[0])
+        log = _log_of(settings, optimize.brentq(excess, shortest, longest, xtol=1e-4))
+        return float(account(log, delta=delta, accountant="pld", brackets=True).epsilon_lower[0])
 
-    return _bound("means", canaries, least, epsilon_of)
-
-
-def _bound(
-    key: str,
-    canaries: Canaries,
-    least: Callable[[BoolArray], FloatArray],
-    epsilon_of: Callable[[float], float],
-) -> CanaryBound:
-    """A bound, and how often coins that have nothing to do with the scores prove more than 0."""
-    epsilon = epsilon_of(float(least(canaries.member[None])[0]))
-    coins = canaries.rng.random((lower_bound.NULL_TRIALS, len(canaries.scores))) < 0.5
-    alarms = int((least(coins) > 0).sum())
-    return CanaryBound(
-        key,
-        epsilon,
-        alarms / lower_bound.NULL_TRIALS,
-        statistics.clopper_pearson(alarms, lower_bound.NULL_TRIALS),
-    )
-
-
-# What each bound is, and what it takes for granted.
-BOUNDS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8")
-)
+    of_mu = partial(lower_bound.gaussian_epsilon, delta=delta)
+    for key, tried, least, epsilon_of in (
+        ("rates", len(_THRESHOLDS), largest_mu, of_mu),
+        ("means", 1, least_difference, of_difference),
+    ):
+        epsilon = epsilon_of(float(least(member[None])[0]))
+        alarms = int((least(rng.random((lower_bound.NULL_TRIALS, len(scores))) < 0.5) > 0).sum())
+        told = lower_bound.alarms_of(alarms)
+        yield key, Bound(epsilon, ceiling, statistics.CONFIDENCE, tried, **told)
 
 
 # --- findings
@@ -355,7 +327,8 @@ BOUNDS: dict[str, dict[str, str]] = tomllib.loads(
 def _canaries(run: AuditedRun) -> dict[str, Any]:
     if (scores := run.recorded.canaries) is None:
         return {}
-    return {"canaries": measure_attack(scores, delta=run.epsilons.account.delta, seed=run.seed)}
+    delta, ceiling = run.epsilons.account.delta, run.audit.guarantee.worst_case_epsilon
+    return {"canaries": measure_attack(scores, delta=delta, seed=run.seed, ceiling=ceiling)}
 
 
 def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
@@ -366,10 +339,9 @@ def _gradient_canaries(run: AuditedRun) -> dict[str, Any]:
 
 
 def _proven(audit: Audit) -> Iterator[str]:
-    proven, guarantee = audit.canaries and audit.canaries.overall["epsilon"], audit.guarantee
-    if proven and proven.value > guarantee.worst_case_epsilon:
-        accounted = shown(guarantee, "worst_case_epsilon")
-        proved = shown(proven, "value")
+    bound = audit.canaries and audit.canaries.bounds["steinke2023"]
+    if bound and bound.above_ceiling:
+        proved, accounted = shown(bound, "epsilon"), shown(bound, "ceiling")
         yield text("sentence.canaries", "proven", proved=proved, accounted=accounted)
 
 

@@ -13,10 +13,12 @@ Run" (arXiv:2410.22235), makes the same guesses and finds the largest mu such th
 Gaussian mu-DP. It proves more, if the run's trade-off curve is a Gaussian one.
 """
 
+import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -24,34 +26,37 @@ from scipy import special, stats
 from indpriv._checks import check_choice
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.laws import gaussian_epsilons
-from indpriv.analysis.statistics import CONFIDENCE, Interval, clopper_pearson
+from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
+from indpriv.analysis.summary import record
 
 # Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.
 LEAST_GUESSES = 8
 _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST, _TOLERANCE = 64.0, 1e-6  # of epsilon and of mu, that are looked for
-_OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)  # by the thresholds of `gaussian_bound`
-_ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)  # of one side, by those of `rates_bound`
+# Shares of others accused by the thresholds of `gaussian_bound` and, of each side, `rates_bound`.
+# Fixed before any result. Half as many, a factor of 16 apart, would each have to be off by 2.4
+# standard deviations instead of 2.6, but a leak may then lie a factor of 16 from the next one.
+_OTHERS_ACCUSED = (1 / 32, 1 / 8, 1 / 2)
+_ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)
+_CELLS = np.linspace(-6.0, 6.0, 121)  # standard normal scores of a draw, of 1e-9 outside
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
 # (epsilon or mu, guesses, right ones, delta, number of coins, level) -> whether they refute it
 Proof = Callable[[float, int, int, float, int, float], bool]
 
 
-class LowerBound(NamedTuple):
-    """What the guesses prove about the worst-case epsilon; a bound of 0 proves nothing.
+class _Bound:
+    @property
+    def above_ceiling(self: Any) -> bool:
+        """Whether it exceeds what is accounted: the run or its account is wrong."""
+        return self.ceiling is not None and self.epsilon > self.ceiling
 
-    Guesses and right ones are those of the largest bound, 0 if there were too few scores; the bound
-    is corrected for how many numbers of guesses were tried (Bonferroni). The false alarms are the
-    share of `NULL_TRIALS` random memberships that give a bound above 0, and its exact interval.
-    """
 
-    epsilon: float
-    guesses: int
-    correct: int
-    tried: int
-    false_alarm_rate: float
-    false_alarm_interval: Interval
+Bound: Any = record("bound", _Bound)
+# Of each bound its title and what it takes for granted; gradient canaries have the last two.
+BOUNDS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8")
+)
 
 
 def lower_bound(
@@ -64,19 +69,21 @@ def lower_bound(
     balanced: bool = False,
     confidence: float = CONFIDENCE,
     proof: str = "steinke2023",
-) -> LowerBound:
+    ceiling: float | None = None,
+) -> Bound:
     """Bound the worst-case epsilon from scores (n,) of examples that fair coins included.
 
     The numbers of guesses depend only on the number of scores and are fixed before any score is
     seen: the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the
     upper side only. n_coins were flipped in all, of which these may be a part; rng breaks ties and
     draws the random memberships. balanced: members were chosen in a fixed number instead; false
-    alarms are measured for such choices. proof: one of `PROOFS`.
+    alarms are measured for such choices. proof: one of `PROOFS`; ceiling: what is accounted. The
+    result has the guesses that give the largest bound.
     """
     proven = PROOFS[check_choice("proof", proof, PROOFS)]
     plans = _plans(len(scores))
     if not plans:
-        return LowerBound(0.0, 0, 0, 0, 0.0, Interval(0.0, 1.0))
+        return Bound(0.0, ceiling, confidence, 0)
     shuffled = rng.permutation(len(scores))
     ranked = member[shuffled][np.argsort(-scores[shuffled], kind="stable")]
     n = len(scores)
@@ -99,14 +106,14 @@ def lower_bound(
     else:
         null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
     alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
-    return LowerBound(
-        epsilon=bounds[best],
-        guesses=sum(plans[best]),
-        correct=int(correct[best]),
-        tried=len(plans),
-        false_alarm_rate=alarms / NULL_TRIALS,
-        false_alarm_interval=clopper_pearson(alarms, NULL_TRIALS),
-    )
+    counted = {"guesses": sum(plans[best]), "correct": int(correct[best])}
+    return Bound(bounds[best], ceiling, confidence, len(plans), **counted, **alarms_of(alarms))
+
+
+def alarms_of(alarms: int) -> dict[str, Any]:
+    """What a bound says of this many random memberships that gave one above 0."""
+    interval = clopper_pearson(alarms, NULL_TRIALS)
+    return {"false_alarm_rate": alarms / NULL_TRIALS, "false_alarm_interval": interval}
 
 
 def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins: int) -> float:
@@ -156,14 +163,21 @@ def largest_refuted(
     proof: str, guesses: int, correct: int, delta: float, n_coins: int, level: float
 ) -> float:
     """Largest epsilon at delta that this many right guesses refute, by one of `PROOFS`."""
+    found = _largest(lambda x: PROOFS[proof](x, guesses, correct, delta, n_coins, level))
+    return gaussian_epsilon(found, delta) if proof == "mahloujifar2024" else found
+
+
+def _largest(refuted: Callable[[float], bool]) -> float:
+    """Largest epsilon or mu that is refuted, as all smaller ones are; 0 where none is."""
     low, high = 0.0, 1.0
-    while high <= _LARGEST and PROOFS[proof](high, guesses, correct, delta, n_coins, level):
+    if not refuted(low):
+        return 0.0
+    while high <= _LARGEST and refuted(high):
         low, high = high, 2 * high
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
-        refuted = PROOFS[proof](middle, guesses, correct, delta, n_coins, level)
-        low, high = (middle, high) if refuted else (low, middle)
-    return gaussian_epsilon(low, delta) if proof == "mahloujifar2024" else low
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
 
 
 def refutes_gaussian(
@@ -199,14 +213,16 @@ def rates_bound(
 ) -> float:
     """Lower bound on epsilon at delta if scores are independent, for any trade-off curve.
 
-    The largest log((least true-positive rate - delta) / largest false-positive rate) of accusing
-    members, or of clearing others, corrected for all thresholds of `_rate_ends` (Bonferroni).
+    The largest epsilon that `rank_test` refutes by accusing members, or by clearing others.
     """
-    found = [0.0]
-    for sign, side in ((1.0, member), (-1.0, ~member)):
-        least, most = _rate_ends(sign * scores, side, _ACCUSED, (1 - confidence) / 2)
-        found.append(float(np.log(np.maximum(least - delta, 1e-300) / most).max()))
-    return max(found)
+    sides = [(scores, member), (-scores, ~member)]
+    tests = [rank_test(*side, _ACCUSED) for side in sides]
+
+    def refuted(epsilon: float) -> bool:
+        p_values = [test(lambda false: np.exp(epsilon) * false + delta) for test in tests]
+        return len(tests) * min(p_values) <= 1 - confidence
+
+    return _largest(refuted)
 
 
 def gaussian_bound(
@@ -214,32 +230,47 @@ def gaussian_bound(
 ) -> float:
     """Lower bound on epsilon at delta if scores are independent and the trade-off is Gaussian.
 
-    The largest mu, Phi^-1(true-positive rate) - Phi^-1(false-positive rate), of `_rate_ends`.
+    The epsilon of the largest mu, Phi^-1(true-positive rate) - Phi^-1(false-positive rate), that
+    `rank_test` refutes.
     """
-    least, most = _rate_ends(scores, member, _OTHERS_ACCUSED, 1 - confidence)
-    return gaussian_epsilon(float((special.ndtri(least) - special.ndtri(most)).max()), delta)
+    test = rank_test(scores, member, _OTHERS_ACCUSED)
+
+    def refuted(mu: float) -> bool:
+        return test(lambda false: special.ndtr(special.ndtri(false) + mu)) <= 1 - confidence
+
+    return gaussian_epsilon(_largest(refuted), delta)
 
 
-def _rate_ends(
-    scores: FloatArray, member: NDArray[np.bool_], accused: Sequence[float], error: float
-) -> tuple[FloatArray, FloatArray]:
-    """Least true-positive and largest false-positive rates, that all hold but for an error.
+def rank_test(
+    scores: FloatArray, member: NDArray[np.bool_], accused: Sequence[float]
+) -> Callable[[Callable[[FloatArray], FloatArray]], float]:
+    """Test of a curve that gives the largest true-positive rate at each false-positive rate.
 
     A threshold is the score of the non-member with a fixed rank, k-th of n from the top. The
     probability that another non-member lies above it is then a draw of Beta(k, n - k + 1), and the
-    members above it are binomial (Clopper and Pearson 1934). Chance breaks ties.
+    members above it are binomial, with at most the curve's rate there. The p-value is the mean of
+    the binomial tail over that draw, times the number of thresholds (Bonferroni). An interval for
+    each rate would ask both to be off at once: where they are equally uncertain, for a difference
+    1.4 times as large. Chance breaks ties.
     """
     order = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
     ranks = np.argsort(order)
     members, others = ranks[member], np.sort(ranks[~member])[::-1]
     if min(len(members), len(others)) < LEAST_GUESSES:
-        return np.zeros(1), np.ones(1)
-    rank = np.unique(np.maximum(1, np.array(accused) * len(others)).astype(np.int64))
-    hits = (members > others[rank - 1, None]).sum(axis=1)
-    level = error / len(rank) / 2  # half for each of the two rates
-    least = stats.beta.ppf(level, np.maximum(hits, 1), len(members) - hits + 1)
-    most = np.asarray(stats.beta.isf(level, rank, len(others) - rank + 1))
-    return np.where(hits > 0, least, 0.0), most
+        return lambda _: 1.0
+    rank = np.unique(np.maximum(1, np.array(accused) * len(others)).astype(np.int64))[:, None]
+    hits = (members > others[rank - 1]).sum(axis=1, keepdims=True)
+    # The tail grows with the rate, so the upper ends of cells give a sum above the integral.
+    upper = special.betaincinv(rank, len(others) - rank + 1, special.ndtr(_CELLS))
+    false = np.append(upper, np.ones_like(hits), axis=1)
+    mass = np.diff(special.ndtr([-np.inf, *_CELLS, np.inf]))
+
+    def p_value(most: Callable[[FloatArray], FloatArray]) -> float:
+        rate = np.minimum(most(false), 1.0)
+        tail = special.betainc(np.maximum(hits, 1), len(members) - hits + 1, rate)
+        return len(rank) * float(np.min(np.where(hits > 0, tail, 1.0) @ mass))
+
+    return p_value
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -254,6 +285,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 # Bounds that take scores to be independent, and how many thresholds each tries.
 OF_INDEPENDENT = {
-    "epsilon_rates": (rates_bound, 2 * len(_ACCUSED)),
-    "epsilon_gaussian": (gaussian_bound, len(_OTHERS_ACCUSED)),
+    "ranks": (rates_bound, 2 * len(_ACCUSED)),
+    "gaussian_ranks": (gaussian_bound, len(_OTHERS_ACCUSED)),
 }

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from indpriv._plain import to_json
-from indpriv.analysis.attacks.canaries import measure_attack
+from indpriv._plain import from_json, to_json
+from indpriv.analysis.attacks.canaries import AttackMeasures, measure_attack
 from indpriv.analysis.attacks.rates import ALL, accused, parts, rates_on_updates
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -25,11 +25,12 @@ def test_groups_are_measured_alone_and_corrected_together():
     found = measure_attack(scores_of(values, member, groups, fair_coins=True))
     groups = parts(found.rates, by="group")
     assert list(groups) == ["leaky", "safe", "tiny"]
-    leaky, safe, tiny = groups.values()
+    leaky, _, tiny = groups.values()
     assert leaky["auc"].value == 1.0
-    assert leaky["epsilon"].value > 2.0 > 0.0 == safe["epsilon"].value
+    bounds = found.group_bounds
+    assert bounds["leaky"].epsilon > 2.0 > 0.0 == bounds["safe"].epsilon
     alone = measure_attack(scores_of(values[:290], member[:290], fair_coins=True), delta=1e-9)
-    assert leaky["epsilon"].value < alone.overall["epsilon"].value
+    assert bounds["leaky"].epsilon < alone.bounds["steinke2023"].epsilon
     assert (tiny["auc"].n, leaky["auc"].n, found.overall["auc"].n) == (20, 290, 600)
     assert len(found.roc) > 5
 
@@ -37,26 +38,40 @@ def test_groups_are_measured_alone_and_corrected_together():
 def test_many_more_members_than_others_prove_nothing_by_number():
     rng = np.random.default_rng(1)
     found = measure_attack(scores_of(rng.normal(size=3000), np.arange(3000) < 2800))
-    assert found.overall["epsilon"].value == 0.0
-    assert found.overall["right"].n <= 400
+    assert found.bounds["steinke2023"].epsilon == 0.0
+    assert found.bounds["steinke2023"].guesses <= 400
     assert "equal numbers of random members" in found.method
 
 
 def test_one_sided_scores_are_defined():
     found = measure_attack(scores_of([1.0, 2.0], [True, True], np.array(["a", "b"], dtype=object)))
-    bounds = {"epsilon", "epsilon_fdp", "epsilon_rates", "epsilon_gaussian"}
-    assert set(found.overall) == {"right", "false_alarms", *bounds}
-    assert (found.overall["epsilon"].value, found.overall["right"].value, found.roc) == (
-        0,
-        None,
-        (),
-    )
+    assert set(found.bounds) == {"steinke2023", "mahloujifar2024", "ranks", "gaussian_ranks"}
+    assert all((bound.epsilon, bound.guesses) == (0, 0) for bound in found.bounds.values())
+    assert (found.overall["auc"].value, found.overall["auc"].n, found.roc) == (None, 2, ())
 
 
 def test_the_same_seed_gives_the_same_bound():
     rng = np.random.default_rng(2)
     scores = scores_of(rng.integers(0, 4, 300), rng.random(300) < 0.6)
     assert to_json(measure_attack(scores, seed=3)) == to_json(measure_attack(scores, seed=3))
+
+
+def test_a_bound_is_judged_by_the_ceiling_that_it_was_given():
+    coins = np.arange(400) % 2 == 0
+    for ceiling, above in ((1.9, True), (99.0, False), (None, False)):
+        found = measure_attack(scores_of(coins, coins), ceiling=ceiling)
+        assert {one.above_ceiling for one in found.bounds.values()} == {above}
+
+
+def test_measures_without_a_bound_by_fair_coins_are_refused():
+    """As in audits by earlier versions, whose bounds stood among the rates."""
+    measures = to_json(measure_attack(scores_of([1.0, 2.0], [True, False])))
+    assert from_json(AttackMeasures, measures).bounds["steinke2023"].epsilon == 0.0
+    with pytest.raises(InputError, match="test lacks a lower bound by fair coins; audit again"):
+        from_json(AttackMeasures, measures | {"bounds": {}})
+    del measures["bounds"]
+    with pytest.raises(InputError, match=r"bounds.*make the audit again"):
+        from_json(AttackMeasures, measures)
 
 
 def test_bad_arguments_are_refused():
@@ -70,7 +85,7 @@ def test_a_coin_has_one_score():
     rng = np.random.default_rng(0)
     member, values = rng.random(200) < 0.5, rng.normal(size=200)
     coins = {"fair_coins": True, "example_ids": np.arange(200)}
-    assert measure_attack(scores_of(values, member, **coins)).overall["epsilon"].n
+    assert measure_attack(scores_of(values, member, **coins)).bounds["steinke2023"].tried
     copies = {"fair_coins": True, "example_ids": np.repeat(np.arange(200), 2)}
     with pytest.raises(InputError, match="200 scores are of examples that have a score already"):
         measure_attack(scores_of(np.repeat(values, 2), np.repeat(member, 2), **copies))
@@ -108,7 +123,7 @@ def test_the_trap_of_scores_that_share_their_noise():
     delta = stats.norm.sf(truth / 0.5 - 0.25) - np.exp(truth) * stats.norm.sf(truth / 0.5 + 0.25)
     assert delta == pytest.approx(1e-5, rel=0.05)
     forced = [measure_attack(scores_that_share_noise("final_model", seed)) for seed in range(9)]
-    assert np.median([found.overall["epsilon"].value for found in forced]) > 2 * truth
+    assert np.median([found.bounds["steinke2023"].epsilon for found in forced]) > 2 * truth
     assert all(found.overall["auc"].value == 1.0 for found in forced)
 
 

@@ -62,7 +62,7 @@ def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     assert not summary.attacks["above_worst_case"].any()
     assert not summary.attack_by_epsilon["above_worst_case"].any()
     assert canaries.delta == summary.account.delta
-    assert canaries.overall["epsilon"].value < summary.guarantee.worst_case_epsilon
+    assert canaries.bounds["steinke2023"].epsilon < summary.guarantee.worst_case_epsilon
     assert set(summary.groups[0].rows["name"]) == {"True", "False"}
 
 

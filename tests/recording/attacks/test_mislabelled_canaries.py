@@ -30,7 +30,7 @@ def test_the_model_trains_on_the_members_with_their_wrong_labels(tmp_path, mode)
     assert wrong.sum() == scores.member.sum()
     expected = np.sort(-table["loss"].to_numpy()[wrong])
     np.testing.assert_allclose(np.sort(scores.scores[scores.member]), expected, rtol=1e-6)
-    assert measure_attack(scores).overall["epsilon"].value >= 0
+    assert measure_attack(scores).bounds["steinke2023"].epsilon >= 0
 
 
 def test_a_model_that_memorises_gives_members_away(tmp_path):
@@ -44,7 +44,7 @@ def test_a_model_that_memorises_gives_members_away(tmp_path):
     )  # fmt: skip
     record(run, tmp_path / "run", epochs=15, every="once", attack=canaries)
     found = measure_attack(AttackScores.from_file(tmp_path / "run" / CANARIES))
-    assert found.overall["epsilon"].value > 0.3
+    assert found.bounds["steinke2023"].epsilon > 0.3
 
 
 def test_refusals(tmp_path):

@@ -8,8 +8,8 @@ from indpriv.analysis.attacks.canaries import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.report.report import attack_document, print_attack
 
-RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage", "epsilon", "right", "false_alarms")
-MORE = ("epsilon_fdp", "epsilon_rates", "epsilon_gaussian")  # of all examples
+RATES = ("auc", "tpr_0.001", "tpr_0.01", "advantage")
+BOUNDS = ("steinke2023", "mahloujifar2024", "ranks", "gaussian_ranks")
 
 
 def measures(n=400, groups=None):
@@ -23,11 +23,12 @@ def test_the_document_has_the_named_keys_of_all_examples_and_of_each_group():
     document = json.loads(json.dumps(attack_document(measures(groups=groups)), allow_nan=False))
     found = {(row["by"], row["part"], row["rate"]): row for row in document["rates"]}
     every = [("", "all examples"), *(("group", name) for name in sorted(set(groups)))]
-    assert list(found) == [
-        (*part, name) for part in every for name in (*RATES, *(() if part[0] else MORE))
-    ]
-    assert all(found[(*part, "false_alarms")]["value"] <= 0.05 for part in every)
-    assert found["", "all examples", "epsilon"]["value"] > 0
+    assert list(found) == [(*part, name) for part in every for name in RATES]
+    assert tuple(document["bounds"]) == BOUNDS
+    assert list(document["group_bounds"]) == sorted(set(groups))
+    bounds = [document["bounds"]["steinke2023"], *document["group_bounds"].values()]
+    assert all(one["false_alarm_rate"] <= 0.05 for one in bounds)
+    assert bounds[0]["epsilon"] > 0
     assert "not on the output-specific epsilon of any one" in document["meaning"]
 
 
@@ -56,12 +57,9 @@ def test_many_groups_and_none_at_all():
     )
     assert "360 more groups in --json" in buffer.getvalue()
     one = measure_attack(AttackScores(np.ones(1), np.ones(1, bool), "x"))
-    assert {row["rate"] for row in attack_document(one)["rates"]} == {
-        "epsilon",
-        "right",
-        "false_alarms",
-        *MORE,
-    }
+    (row,) = attack_document(one)["rates"]
+    assert (row["rate"], row["value"], row["n"]) == ("auc", None, 1)
+    assert {bound.epsilon for bound in one.bounds.values()} == {0.0}
     print_attack(one, Console(file=buffer, width=80))
     assert "turned" not in buffer.getvalue()
 
