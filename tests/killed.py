@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import plain_opacus
+from audits.__main__ import app as experiments
+from audits.options import PROGRAM
 from indpriv.audit import audit
 from indpriv.cli import main
 from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
@@ -108,12 +110,12 @@ def replayed(folder: Path, tell: Tell) -> None:
     tell("replayed")
 
 
-def command(line: str) -> Callable[[Path, Tell], None]:
+def command(line: str, *program: Any) -> Callable[[Path, Tell], None]:
     def work(folder: Path, _: Tell) -> None:
         os.chdir(folder)
         sys.argv = ["indpriv", *line.split()]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        main()
+        main(*program)
 
     return work
 
@@ -131,7 +133,11 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Tell], None], int
     "audit": (a_run, audited, signal.SIGKILL),
     "release": (an_audit, released, signal.SIGKILL),
     "replay": (checkpoints, replayed, signal.SIGKILL),
-    "ctrl-c train": (an_audit_file, command("train tiny.toml --run-dir run"), signal.SIGINT),
+    "ctrl-c train": (
+        an_audit_file,
+        command("train tiny.toml --run-dir run", experiments, PROGRAM),
+        signal.SIGINT,
+    ),
     "ctrl-c audit": (a_run, command("audit run --delta 1e-5 --output-dir audit"), signal.SIGINT),
     "ctrl-c replay": (
         checkpoints,
