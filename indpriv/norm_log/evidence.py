@@ -40,8 +40,9 @@ _SMALL_EXCESS = 1e-3  # of max_grad_norm
 # Loops over the loader that drew a batch and took no step, such as a look at the data, are allowed
 # once per epoch and this number of times more.
 _MAX_LOOKS = 2
-# A session that is interrupted, as by Ctrl-C, mostly ends with a batch in hand. So many that were
-# left that way are allowed, and any number if all ended after equally many steps.
+# A session that is interrupted, as by Ctrl-C, mostly ends with a batch in hand, and one that is
+# killed may do so because of that batch, as where memory was short. So many are allowed, and any
+# number if all ended after equally many steps.
 _MAX_ENDS = 3
 _SHARE = 0.2  # of the steps: a fault in as many is what the odds of comparisons are about
 _POISSON = ("poisson", "truncated_poisson")

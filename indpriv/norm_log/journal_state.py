@@ -90,8 +90,8 @@ class LogState:
     )
     # The last counts of every recording session; a resumed run has several.
     sessions: list[session_counts.SessionCounts] = field(default_factory=list)
-    # Of each session that another followed, if it was not killed: its steps, and whether a batch
-    # was in the hands of the loop when it ended.
+    # Of each session that another followed: its steps (-1 if it was killed), and whether a batch
+    # may have been in the hands of the loop when it ended.
     ends: list[tuple[int, bool]] = field(default_factory=list)
     closed: bool = False  # the recorder closed the log
     # Name -> hash, at the end of a closed log, of the files beside it; None in older logs too.
@@ -237,8 +237,8 @@ def read_state(run_dir: Path) -> LogState:
         if (evidence := line.get("evidence")) is not None:
             counts[evidence["from_step"]] = last = evidence
         if line["kind"] == "truncate":
-            if (in_hand := last.get("ended_in_hand")) is not None:
-                state.ends.append((int(last.get("steps", 0)), bool(in_hand)))
+            killed = last.get("ended_in_hand") is None
+            state.ends.append((-1, True) if killed else (last["steps"], last["ended_in_hand"]))
             last = {}
             counts = {start: found for start, found in counts.items() if start < line["step"]}
         _add(state, line)

@@ -33,6 +33,7 @@ _LIBRARIES = sys.stdlib_module_names | {"datasets", "indpriv", "numpy", "opacus"
 _LIBRARIES |= {"torch", "torchvision", "transformers"}
 # The functions of random and numpy.random are methods of theirs.
 _GLOBAL = torch.default_generator, vars(random)["_inst"], vars(np.random.mtrand)["_rand"]
+_ATOMS = str | bytes | int | float | complex | None | CodeType | np.ndarray | np.generic | Tensor
 _GENERATORS = torch.Generator | random.Random | np.random.BitGenerator | np.random.RandomState
 # Random operations of torch, by what `Still` puts in their place.
 _UNIFORM = frozenset(["rand", "rand_like", "uniform"])
@@ -191,7 +192,9 @@ def noted(owner: Any, held: Any) -> list[Any]:
         for each in level:
             with suppress(Exception):  # a lazy object, or a generator without a state
                 one = each.bit_generator if isinstance(each, np.random.Generator) else each
-                more |= {id(part): part for part in _parts(each)}
+                kept = (part for part in _parts(each) if not isinstance(part, _ATOMS))
+                most = None if isinstance(each, FunctionType | type) else _EACH
+                more |= {id(part): part for part in islice(kept, most)}
                 if isinstance(one, _GENERATORS) and one not in _GLOBAL:
                     _moved(one)
                     found[id(one)] = one
@@ -200,7 +203,7 @@ def noted(owner: Any, held: Any) -> list[Any]:
 
 
 def _parts(held: Any) -> Iterable[Any]:
-    """What an object holds, and what functions read: of long containers the first parts."""
+    """What an object holds, and what functions read."""
     if isinstance(held, Tensor | nn.Module | ModuleType | _GENERATORS):
         return []
     if (
@@ -209,7 +212,7 @@ def _parts(held: Any) -> Iterable[Any]:
     ):
         return []
     if not isinstance(held, FunctionType):
-        return islice(gc.get_referents(held), _EACH)
+        return gc.get_referents(held)
     codes, read = [held.__code__], [held.__defaults__, held.__kwdefaults__, held.__closure__]
     for code in codes:  # the list grows while it is searched
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]

@@ -254,7 +254,9 @@ def _as_in_run(trained: nn.Module, spec: AuditSpec) -> nn.Module:
     model, module = standard_module(trained), spec.model()
     states = [one.state_dict() for one in (module, model)]
     for name in {**states[0], **states[1]}:
-        wanted, found = (tuple(one[name].shape) if name in one else "absent" for one in states)
+        wanted, found = (
+            tuple(getattr(one[name], "shape", ())) if name in one else "absent" for one in states
+        )
         if wanted != found:
             raise refused("refusal.signals", "other_model", name=name, found=found, wanted=wanted)
     module.load_state_dict(states[1])

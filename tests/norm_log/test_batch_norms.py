@@ -20,6 +20,7 @@ from batch_norm_runs import (
 )
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log import records
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import (
     BatchNormEntries,
@@ -132,6 +133,7 @@ def test_resuming_voids_what_was_recorded_beyond(tmp_path):
         counts=session_counts(20, N, 0.2),
     )
     writer.close()
+    assert read_state(tmp_path).ends == [(-1, True)]  # killed, perhaps because of a batch
     free = NormLog.open(tmp_path).batch_norms
     assert free.steps.tolist() == list(range(20))
     assert as_dict(free.read(0, N)) == expected(batches[:13] + again[13:20])

@@ -41,6 +41,7 @@ _ACCUSED = (1 / 2048, 1 / 512, 1 / 128, *_OTHERS_ACCUSED)
 _CELLS = np.linspace(-6.0, 6.0, 121)  # standard normal scores of a draw, of 1e-9 outside
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
+_KEY = 0x696E6470  # of the draws that break ties: a run's own coins may be those of a bare seed
 # (epsilon or mu, guesses, right ones, delta, number of coins, level) -> whether they refute it
 Proof = Callable[[float, int, int, float, int, float], bool]
 
@@ -84,6 +85,7 @@ def lower_bound(
     plans = _plans(len(scores))
     if not plans:
         return Bound(0.0, ceiling, confidence, 0)
+    rng = np.random.default_rng([_KEY, *rng.integers(1 << 32, size=4)])
     shuffled = rng.permutation(len(scores))
     ranked = member[shuffled][np.argsort(-scores[shuffled], kind="stable")]
     n = len(scores)
@@ -253,7 +255,7 @@ def rank_test(
     each rate would ask both to be off at once: where they are equally uncertain, for a difference
     1.4 times as large. Chance breaks ties.
     """
-    order = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
+    order = np.lexsort((np.random.default_rng(_KEY).random(len(scores)), scores))
     ranks = np.argsort(order)
     members, others = ranks[member], np.sort(ranks[~member])[::-1]
     if min(len(members), len(others)) < LEAST_GUESSES:

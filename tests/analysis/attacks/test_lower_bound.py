@@ -233,3 +233,19 @@ def test_many_scores_that_tell_little_are_told_from_none():
 def test_few_scores_prove_nothing():
     scores, member = gaussian_scores(12, 9.0, 0)
     assert gaussian_bound(scores, member, 1e-5) == rates_bound(scores, member, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coins_of_a_bare_seed_break_no_ties(seed):
+    """Scores that tell nothing prove nothing, though members were drawn from a generator of the same seed."""
+    n, proven = 1000, []
+    drawn = RNG(seed).random(n)
+    for member in (drawn < 0.5, drawn >= 0.5, RNG(seed).permutation(n) < n // 2):
+        for scores in (np.zeros(n), (RNG(99).random(n) < 0.3).astype(float)):
+            proven += [bound(scores, member, 1e-5) for bound in (rates_bound, gaussian_bound)]
+            rng = RNG([seed])  # as of an analysis
+            proven.append(lower_bound(scores, member, delta=1e-5, n_coins=n, rng=rng).epsilon)
+        chosen = np.isin(np.arange(n), RNG(seed).permutation(n)[: n // 2])
+        rng = RNG([seed])
+        proven.append(lower_bound(np.zeros(n), chosen, delta=1e-5, n_coins=n, rng=rng).epsilon)
+    assert max(proven) < 1.0

@@ -782,3 +782,22 @@ def an_iterator_for_each_step(s):
     with s.recorded():
         for _ in range(20):
             s.step(*next(iter(s.loader)))
+
+
+def _noisy(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return lambda x: x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+@sound("hooks")
+def rows_in_lists_that_a_closure_augments(s):
+    x, y = blobs().tensors
+    rows, augmented = x.repeat(1, 10).tolist(), _noisy(3)
+    s.train(Items(lambda i: (augmented(torch.tensor(rows[i][:6])), y[i])))
+
+
+@sound("hooks")
+def items_that_sixty_closures_augment(s):
+    x, y = blobs().tensors
+    augmented = {k: _noisy(k) for k in range(60)}
+    s.train(Items(lambda i: (augmented[i % 60](x[i]), y[i])))
