@@ -100,7 +100,7 @@ def test_it_is_readable_and_never_wider_than_the_screen(page, scheme, width, tmp
     assert abs(found["width"] - width) <= 1
     assert found["scroll"] <= found["width"]
     assert found["worst"][0] >= READABLE, found["worst"]
-    assert len(found["figures"]) == 8
+    assert len(found["figures"]) == 7
     assert min(found["figures"]) > 50
 
 
