@@ -263,6 +263,7 @@ def audits_of(run, summary):
     member = np.arange(400) % 2 == 0
     coins = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
     blind = AttackScores(np.zeros(400), member, "canaries", fair_coins=True)
+    few_coins = np.arange(6.0), np.arange(6) < 3
     holdout = epsilon_table(np.linspace(0.1, 1.9, len(examples.test)), worst_case=1.9)
     leaky = examples.frame.assign(loss=np.where(examples.frame["split"] == "train", 0.001, 2.0))
     few = ExampleTable(
@@ -310,6 +311,7 @@ def audits_of(run, summary):
         "look": with_content(by_epsilon, attack_by_epsilon=alarms),
         "canaries": made(canaries=blind),
         "proven": made(canaries=coins),
+        "few canaries": made(canaries=AttackScores(*few_coins, "canaries", fair_coins=True)),
         "canaries alone": summary_of(*run, evidence=bare | {"canaries": coins}, fidelity={}),
         "attacked": attacked(summary),
         "failed attack": attacked(summary, above=False, strong=False),
