@@ -255,7 +255,16 @@ def ladder(found: Mapping[str, Any], language: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{made['count']} canaries in each of {made['runs']} runs, mislabelled test examples or random inputs crafted with the same labels",
             f"for the parameters of the start, and {made['gradients']:,} gradient canaries in one run. Epsilon {format_epsilon(meant['epsilon'])} at: {meant['meaning']}.",
-            "Runs of canaries are not seeded.",
+            "Runs of canaries are not seeded."
+            + "".join(
+                f" {one['runs']} runs before these gave AUCs of "
+                + ", ".join(
+                    f"{number(part['auc'], part['auc_interval'], digits=3)} ({part['title']})"
+                    for part in one[DP].values()
+                )
+                + "."
+                for one in made.get("before", ())
+            ),
             "Without DP: "
             + "; ".join(
                 f"{one['title']}, AUC {one['auc']:.3f}, TPR {100 * one['tpr_at_fpr']['0.01']:.1f} % at 1 %, epsilon of at least {format_lower_bound(one['bounds']['epsilon_fdp'])}"
@@ -381,10 +390,15 @@ def main() -> None:
     parser.add_argument("--canaries", action="store_true", help="leave the studies as they are")
     options, path = parser.parse_args(), HERE / "released.json"
     if not options.write_only:
-        found = read_json(path) if options.canaries else {}
+        found = read_json(path) if path.is_file() else {}
         for task in TASKS:
-            found[task.name] = found.get(task.name) or figures(task)
-            found[task.name]["canaries"] = figures_of_canaries(task, FOLDER)
+            known = found.get(task.name, {})
+            part = found[task.name] = known if known and options.canaries else figures(task)
+            made, last = figures_of_canaries(task, FOLDER), dict(known.get("canaries", {}))
+            before = last.pop("before", [])  # of runs that are not seeded none is left out
+            if last and last[DP] != made[DP]:
+                before.append(last)
+            part["canaries"] = made | ({"before": before} if before else {})
             write_json(path, found)
     others = (read_json(REPORTS / name / f"{name}.json") for name in ("attacks", "language"))
     page = render(read_json(path), *others)
