@@ -106,7 +106,9 @@ def test_equals_the_slow_reference(data):
         assert table.epsilon[example] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("conversion", ["canonne2020", "mironov2017"])
+@pytest.mark.parametrize(
+    "conversion", ["canonne2020", pytest.param("mironov2017", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("noise", "rate", "steps"),
     [

@@ -29,7 +29,7 @@ def test_more_noise_is_a_log_of_that_noise():
 
 
 @pytest.mark.parametrize("clip", [2.0, np.geomspace(2.0, 0.5, STEPS)], ids=["constant", "falls"])
-@pytest.mark.parametrize("rounding", [0, 0.01, 0.3])
+@pytest.mark.parametrize("rounding", [0, 0.01, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_lower_clipping_norm_is_a_log_of_that_norm_and_the_same_noise(rounding, clip):
     share = 0.6
     log = log_of(clip=clip, rounding=rounding, every=3)

@@ -339,7 +339,7 @@ def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
     kinds = set(filter(_is_scheduler, set(map(type, objects))))
     mine = [
         one
-        for one in objects
+        for one in (objects if kinds else ())  # of which there may be millions
         if type(one) in kinds
         if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
         if found[0] is groups[0]

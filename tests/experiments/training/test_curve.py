@@ -37,7 +37,11 @@ def test_the_curve_of_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"clipping": "quantile"}, {"noise_scale": "largest_norm", "allow_no_privacy": True}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"clipping": "quantile"},
+        {"noise_scale": "largest_norm", "allow_no_privacy": True},
+    ],
 )
 def test_the_noise_of_the_curve_is_that_which_was_added(tmp_path, monkeypatch, settings):
     added, generate = [], optimizer._generate_noise

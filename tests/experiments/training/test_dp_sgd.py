@@ -239,8 +239,8 @@ def test_an_unseeded_run_does_not_repeat_though_torch_was_seeded(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"grad_sample_mode": "ghost"},
-        {"max_physical_batch_size": 7},
+        pytest.param({"grad_sample_mode": "ghost"}, marks=pytest.mark.slow),
+        pytest.param({"max_physical_batch_size": 7}, marks=pytest.mark.slow),
         {"grad_sample_mode": "ghost", "max_physical_batch_size": 7},
     ],
 )
@@ -452,6 +452,7 @@ def test_attacks_that_do_not_go_together_are_refused(given, message):
         AuditConfig.from_dict({**config().to_dict(), "attacks": given})
 
 
+@pytest.mark.slow
 def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_path):
     mine = replace(
         config(),

@@ -260,6 +260,7 @@ def test_an_unseeded_run_draws_new_random_numbers(tmp_path):
     assert not np.array_equal(first[1], again[1])
 
 
+@pytest.mark.slow
 def test_steps_that_crashes_lost_count_in_the_worst_case_and_are_told(tmp_path):
     """Up to five steps, two steps of the log among them; then up to two after the last checkpoint."""
     crashed(2, config(), tmp_path / "run")
@@ -303,6 +304,7 @@ def test_no_model_of_lost_steps_is_ever_on_disk(tmp_path, monkeypatch):
     assert failed(tmp_path / "run") == set()
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_beside_its_baseline_only_trains_that(tmp_path):
     plan = config(non_private_baseline=True)
     whole = train(plan, tmp_path / "whole", seed=1, dataset=toy())

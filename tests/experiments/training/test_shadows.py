@@ -126,6 +126,7 @@ def test_several_processes_train_the_same_models(tmp_path):
         train_shadows(CONFIG, tmp_path / "none", 3, seed=5, workers=0)
 
 
+@pytest.mark.slow
 def test_a_study_without_a_seed_keeps_its_targets_when_it_goes_on(tmp_path):
     first = train_shadows(CONFIG, tmp_path / "s", 1, targets=300)
     more = train_shadows(CONFIG, tmp_path / "s", 2, targets=300)

@@ -98,10 +98,10 @@ def adult_mlp():
     ("save", "mode"),
     [
         ("opacus", "hooks"),
-        ("opacus", "ghost"),
+        pytest.param("opacus", "ghost", marks=pytest.mark.slow),
         ("plain", "ghost"),
-        ("lightning", "hooks"),
-        ("hugging_face", "hooks"),
+        pytest.param("lightning", "hooks", marks=pytest.mark.slow),
+        pytest.param("hugging_face", "hooks", marks=pytest.mark.slow),
     ],
 )
 def test_digits_in_every_layout(tmp_path, save, mode):

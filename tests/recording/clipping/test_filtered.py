@@ -94,7 +94,7 @@ def spent_by_brute_force(log, left_out_at, order):
     return total
 
 
-@pytest.mark.parametrize("physical", [None, 5])
+@pytest.mark.parametrize("physical", [pytest.param(None, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
 def test_no_example_ever_exceeds_the_cap(mode, physical, tmp_path):
     run = make_run(mode=mode, batch_size=30, **SETTINGS)

@@ -21,7 +21,7 @@ STEP = 2**-148  # two of float32 where it is finest, below its normal range
 # What is clipped.
 
 
-@pytest.mark.parametrize("physical", [None, 5])
+@pytest.mark.parametrize("physical", [pytest.param(None, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("mode", MODES)
 def test_clipped_sums_are_those_of_an_autograd_loop(mode, physical, tmp_path):
     run = make_run(mode=mode, batch_size=30, **SETTINGS)
@@ -39,7 +39,7 @@ def test_clipped_sums_are_those_of_an_autograd_loop(mode, physical, tmp_path):
     )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])  # ew itself fails on empty batches
 def test_empty_batches_are_clipped_as_steps(mode, workers, tmp_path):
     run = make_run(blobs(30), mode=mode, batch_size=1, workers=workers, **SETTINGS)
@@ -160,7 +160,12 @@ def test_headroom_is_above_the_norms_at_the_record(mode, rounding, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [({}, 0.1), ({"clip_headroom": 0.3}, 0.3), ({"clip_headroom": 0}, 0)]
+    ("given", "meant"),
+    [
+        pytest.param({}, 0.1, marks=pytest.mark.slow),
+        ({"clip_headroom": 0.3}, 0.3),
+        pytest.param({"clip_headroom": 0}, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_headroom_goes_on_where_a_run_is_resumed(given, meant, tmp_path):
     run = make_run(**SETTINGS)
@@ -218,7 +223,7 @@ def test_the_hold_out_has_the_same_headroom(tmp_path):
 # Resuming.
 
 
-@pytest.mark.parametrize("resume_at", [10, 6, 8])
+@pytest.mark.parametrize("resume_at", [pytest.param(10, marks=pytest.mark.slow), 6, 8])
 def test_resuming_restores_the_levels_from_the_log(resume_at, tmp_path):
     run = make_run(**SETTINGS)
     clipped_run(run, tmp_path / "run", every=4)
