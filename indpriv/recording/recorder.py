@@ -360,6 +360,8 @@ class Recorder:
         limit, individually = self._filter, self._individual_clipping
         if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
             raise refused("refusal.attached", "flat_only")
+        if self._start == "random" and self._resume_at is None and run.has_moments:
+            raise refused("refusal.attached", "not_random")
         void = [SEEDED] if self._seeded else []
         void += [run.no_privacy] if run.no_privacy else []
         return LogHeader(

@@ -205,11 +205,12 @@ class Replay:
         return off <= self._within("same") * math.hypot(_distance(mine), _distance(more))
 
     def _memory(self, one: Call) -> None:
-        """Outputs of the same rows after a pass over others, and after one over themselves."""
+        """Outputs of the same rows after a pass over fewer others, and after one over themselves."""
         swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
         if swapped is None:
             return
-        mine, others = batches.rows_of((one.arguments, swapped[0]), 0, _FEW)
+        mine = batches.rows_of(one.arguments, 0, _FEW)
+        others = batches.rows_of(swapped[0], 0, min(one.size, _FEW) // 2)
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = one.new_twin()

@@ -42,7 +42,8 @@ _AHEAD = 512  # numbers of steps or epochs at which a law is asked before traini
 # What the steps of a scheduler move; its parts are asked for themselves.
 _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
 _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
-_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
+# The user's, of torch and Opacus.
+_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")
 _CYCLED = frozenset(["momentum", "betas"])
 
 
@@ -234,9 +235,7 @@ class Settings:
 
     def _now(self, setting: StepSetting) -> dict[str, Any]:
         own, groups = self._optimizer, self._optimizer.param_groups
-        held = {
-            k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, int | float | str)
-        }
+        held = {k: v for k, v in vars(own).items() if k[0] != "_" and _is_one(v)}
         held |= vars(setting) | {"model": self._model}
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
@@ -267,8 +266,9 @@ class Settings:
         if name == "lr":
             mine = [one for one in laws if [_plain(v) for v in one.own._last_lr] == now]
             return any(one.is_steady for one in mine)
-        cycles = any(one.kind in ("CyclicLR", "OneCycleLR") for one in laws)
-        return name in _OF_SCHEDULERS or (cycles and name in _CYCLED)
+        cycles = any(getattr(one.own, "cycle_momentum", False) for one in laws)
+        new = released is None and name in _OF_SCHEDULERS  # made for this session
+        return new or (cycles and name in _CYCLED)
 
 
 class _Scheduler:
@@ -278,14 +278,17 @@ class _Scheduler:
         self.own, self.kind = own, type(own).__name__
         self.of_opacus = type(own).__module__.startswith("opacus.")
         self._made = self._as_made()
-        functions = [getattr(own, name, None) for name in _FUNCTIONS]
-        each = [f for one in functions for f in (one if isinstance(one, list) else [one])]
-        called = list(filter(callable, each))
-        self._law = _Law(lambda epoch: [f(epoch) for f in called]) if called else None
+        self._law = _Law(lambda epoch: [f(epoch) for f in self._functions()])
         self._parts = [_Scheduler(part) for part in getattr(own, "_schedulers", ())]
         self._last: tuple[int, Any] | None = None  # step and epoch of its last move
         # Steps and epochs up to its first move, then, each once, those between later ones.
         self._paces: list[tuple[int, Any]] = []
+
+    def _functions(self) -> list[Callable[[int], Any]]:
+        """The user's functions that it asks now."""
+        held = [getattr(self.own, name, None) for name in _FUNCTIONS]
+        each = [f for one in held for f in (one if isinstance(one, list) else [one])]
+        return list(filter(callable, each))
 
     def _as_made(self) -> str:
         """What it was made with, its parts too."""
@@ -318,7 +321,7 @@ class _Scheduler:
 
     def _repeats(self) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
-        if self._law is None:
+        if self._parts:
             return all(part._repeats() for part in self._parts)
         return self._law.at(max(self.own.last_epoch, 0))[1]  # -1: of a part that has not begun
 
@@ -379,6 +382,12 @@ class _Law:
                     self._known[ahead] = repr(_plain(self._function(ahead)))
                 self._next = number + _AHEAD
         return value, self._known.get(number) == repr(_plain(value))
+
+
+def _is_one(value: Any) -> bool:
+    """Whether it is a number or a text, which torch and numpy hold in types of their own."""
+    is_number = isinstance(value, Tensor) and value.numel() == 1
+    return is_number or isinstance(value, int | float | str | np.generic)
 
 
 def _plain(value: Any) -> Any:

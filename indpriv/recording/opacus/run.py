@@ -433,6 +433,12 @@ class OpacusRun:
             raise refused("refusal.training", "layer_norms", limit=limit, whole=whole)
         return limit
 
+    @property
+    def has_moments(self) -> bool:
+        """Whether the inner optimizer keeps moments of gradients of earlier steps."""
+        held = torch.utils._pytree.tree_leaves(list(self.optimizer.state.values()))
+        return any(isinstance(one, Tensor) and one.ndim and bool(one.any()) for one in held)
+
     def parameter_versions(self) -> list[int]:
         """Numbers that change when something writes to the parameters."""
         return [p._version for p in self.module.parameters()]
