@@ -46,7 +46,7 @@ from indpriv.recording.checkpoints.safe_files import keep_model
 from indpriv.recording.clipping import ClipThresholds, check_headroom
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
-from indpriv.recording.norms.batches import LossFn, described_loss, with_targets
+from indpriv.recording.norms.batches import LossFn, described_loss, tensors_of, with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
@@ -360,7 +360,8 @@ class Recorder:
         limit, individually = self._filter, self._individual_clipping
         if (run.clipping != "flat" or run.no_privacy) and (individually or limit or self._attack):
             raise refused("refusal.attached", "flat_only")
-        if self._start == "random" and self._resume_at is None and run.has_moments:
+        moments = tensors_of(list(run.optimizer.original_optimizer.state.values()))
+        if self._start == "random" and self._resume_at is None and any(map(torch.any, moments)):
             raise refused("refusal.attached", "not_random")
         void = [SEEDED] if self._seeded else []
         void += [run.no_privacy] if run.no_privacy else []

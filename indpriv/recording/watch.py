@@ -315,7 +315,7 @@ class Watch:
             ghost, clipper = self._run.is_ghost, self._run.clipper
             seen = call.came_out(outputs, lambda: ghost and not clipper.hooks_enabled)
         with self._careful("state"):
-            self._state.compare("inside the forward pass", but_buffers=True)
+            self._state.compare("inside the forward pass", but_buffers=not self._micro_batches)
             if self._replay.counts_itself:
                 self._held = updates.attributes(module)
         return seen
@@ -335,8 +335,7 @@ class Watch:
         with self._careful(*_OF_A_BATCH):
             if len(calls) != 1 or calls[0].delivered is None:
                 self._sums = None
-                one = len(calls) == 1
-                why = text("check.fed", "not_loaded" if one else "passes", n=len(calls))
+                why = text("check.fed", "not_loaded" if len(calls) == 1 else "passes", n=len(calls))
                 return self.findings.not_compared(_OF_A_BATCH, why)
             self._compare_batch(calls[0], batch)
         if budget.drawn:

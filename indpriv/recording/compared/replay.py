@@ -6,7 +6,6 @@ of the gradients that training clipped must be the same vector. It differs if a 
 other rows, on anything that training did and loss_fn does not, or if Opacus computes another one.
 """
 
-import copy
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from indpriv.recording.compared.calls import Call, output_gradients, relative, weighed
 from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
-from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
+from indpriv.recording.norms.batches import LossFn, fresh, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
 from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
@@ -205,12 +204,12 @@ class Replay:
         return off <= self._within("same") * math.hypot(_distance(mine), _distance(more))
 
     def _memory(self, one: Call) -> None:
-        """Outputs of the same rows after a pass over fewer others, and after one over themselves."""
+        """Outputs of the same rows after a pass over fewer others, and one over themselves."""
         swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
         if swapped is None:
             return
         mine = batches.rows_of(one.arguments, 0, _FEW)
-        others = batches.rows_of(swapped[0], 0, min(one.size, _FEW) // 2)
+        others = batches.rows_of(self._last or swapped[0], 0, min(one.size, _FEW) // 2)
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = one.new_twin()
@@ -263,7 +262,7 @@ class Replay:
 
     def _loss_function(self, one: Call) -> None:
         """Ask loss_fn for the same losses twice, and later again."""
-        loss_fn, asked = _fresh(self.loss_fn), (one.outputs, one.targets, one.random_state)
+        loss_fn, asked = fresh(self.loss_fn), (one.outputs, one.targets, one.random_state)
         losses = [_asked(loss_fn, *asked) for _ in range(2)]
         if _differ(*losses):
             return self.findings.add("loss_function", "keeps_examples")
@@ -347,7 +346,7 @@ class Replay:
         loaded: list[list[Tensor]],
     ) -> list[list[Tensor]]:
         """The gradient of each of some rows of a batch, which is added to `loaded`."""
-        examples, twin, loss_fn = one.delivered.examples, one.new_twin(), _fresh(self.loss_fn)
+        examples, twin, loss_fn = one.delivered.examples, one.new_twin(), fresh(self.loss_fn)
         inputs, targets = examples.on_device(examples.unpacked(batch()))
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
         if len(fed) == 1:
@@ -418,7 +417,7 @@ class Replay:
     def _losses(self, twin: nn.Module, one: Call, fed: Any) -> Tensor:
         with torch.enable_grad():
             return batches.check_losses(
-                _fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1]
+                fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1]
             )
 
     def _taken(self, twin: nn.Module, loss: Tensor, *, retain: bool = False) -> list[Tensor]:
@@ -521,11 +520,3 @@ def _off(one: Sequence[Tensor], other: Sequence[Tensor], floor: float) -> float:
     """Distance relative to the length of the other, or to a least length; maybe infinite."""
     off = _distance(one, other)
     return off / max(_distance(other), floor) if math.isfinite(off) else math.inf
-
-
-def _fresh(loss_fn: LossFn) -> LossFn:
-    """A copy, so that what a loss object remembers stays as training left it."""
-    try:
-        return copy.deepcopy(loss_fn)
-    except (TypeError, RuntimeError, AttributeError):
-        return loss_fn

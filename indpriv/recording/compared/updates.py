@@ -37,14 +37,12 @@ _OF_TORCH = frozenset(["activations", "max_batch_len", "ddp_hooks", "_modules"])
 _OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
 _SAME_STEP = 1e-6
 _SMALL = 1 << 16  # entries of a tensor that is not looked at by itself
-_OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
 _AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
 # What the steps of a scheduler move; its parts are asked for themselves.
 _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
 _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
-# The user's, of torch and Opacus.
-_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")
-_CYCLED = frozenset(["momentum", "betas"])
+_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")  # of users
+_NUMBERS = int | float | str | np.generic | Tensor
 
 
 class PublishedState:
@@ -66,7 +64,7 @@ class PublishedState:
         last, self._last = self._last, self._print()
         if last is None:
             return False
-        end = -1 if but_buffers else None  # a forward pass may write what is published, too
+        end = -1 if but_buffers else None  # the first pass of a step may write what is published
         same = bool(last[but_buffers:end] == self._last[but_buffers:end])
         self._findings.compare("state", same, "changed", when=when)
         return same
@@ -235,7 +233,7 @@ class Settings:
 
     def _now(self, setting: StepSetting) -> dict[str, Any]:
         own, groups = self._optimizer, self._optimizer.param_groups
-        held = {k: v for k, v in vars(own).items() if k[0] != "_" and _is_one(v)}
+        held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _NUMBERS)}
         held |= vars(setting) | {"model": self._model}
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
@@ -264,11 +262,9 @@ class Settings:
         if not laws or any(one.kind == "ReduceLROnPlateau" for one in laws):
             return False
         if name == "lr":
-            mine = [one for one in laws if [_plain(v) for v in one.own._last_lr] == now]
-            return any(one.is_steady for one in mine)
+            return any(one.is_steady for one in laws if _plain(one.own._last_lr) == now)
         cycles = any(getattr(one.own, "cycle_momentum", False) for one in laws)
-        new = released is None and name in _OF_SCHEDULERS  # made for this session
-        return new or (cycles and name in _CYCLED)
+        return cycles and name in ("momentum", "betas")
 
 
 class _Scheduler:
@@ -321,9 +317,8 @@ class _Scheduler:
 
     def _repeats(self) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
-        if self._parts:
-            return all(part._repeats() for part in self._parts)
-        return self._law.at(max(self.own.last_epoch, 0))[1]  # -1: of a part that has not begun
+        epoch = max(getattr(self.own, "last_epoch", 0), 0)  # -1: of a part that has not begun
+        return self._law.at(epoch)[1] and all(part._repeats() for part in self._parts)
 
     def gives(self, last: float, now: float) -> bool:
         """Whether a scheduler of Opacus makes this value of the last one."""
@@ -384,16 +379,10 @@ class _Law:
         return value, self._known.get(number) == repr(_plain(value))
 
 
-def _is_one(value: Any) -> bool:
-    """Whether it is a number or a text, which torch and numpy hold in types of their own."""
-    is_number = isinstance(value, Tensor) and value.numel() == 1
-    return is_number or isinstance(value, int | float | str | np.generic)
-
-
 def _plain(value: Any) -> Any:
     """Numbers, texts and lists of them, as the log keeps them."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
+    if isinstance(value, Tensor | np.generic):
+        return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     infinite = isinstance(value, float) and not math.isfinite(value)

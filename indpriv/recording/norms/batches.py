@@ -258,6 +258,14 @@ class CausalLMLoss:
         return losses / (labels[:, 1:] != self.ignore_index).sum(1).clamp(min=1)
 
 
+def fresh(loss_fn: LossFn) -> LossFn:
+    """A copy, so that what a loss object remembers stays as training left it."""
+    try:
+        return copy.deepcopy(loss_fn)
+    except (TypeError, RuntimeError, AttributeError):
+        return loss_fn
+
+
 def with_targets(loss_fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """The loss as a function of (outputs, targets), also where it takes outputs alone."""
     try:

@@ -122,7 +122,8 @@ def _made(
         try:
             outputs = batches.call(shadow, inputs)
             failed, remedy = f"loss_fn fails on {batches.described((outputs, batch.targets))}", _FIT
-            losses = batches.check_losses(model.loss_fn(outputs, batch.targets), batch.targets)
+            found = batches.fresh(model.loss_fn)(outputs, batch.targets)
+            losses = batches.check_losses(found, batch.targets)
         except InputError:
             raise
         except batches.FAULTS as error:

@@ -310,10 +310,8 @@ class NoiseWatch:
 
     def before(self) -> None:
         """Remember the clipped sums of a step, to which noise is about to be added."""
-        if self._states is None:
-            sums = [getattr(p, "summed_grad", None) for p in self._parameters]
-        else:
-            sums = [self._states[p]["summed_grad"] for p in self._parameters]
+        held = [vars(p) if self._states is None else self._states[p] for p in self._parameters]
+        sums = [one.get("summed_grad") for one in held]
         self._sums = [(total, total._version) for total in sums if total is not None]
         self._measures &= len(self._sums) == len(sums)
 

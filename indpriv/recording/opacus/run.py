@@ -388,8 +388,9 @@ class OpacusRun:
 
     @property
     def fixed(self) -> list[Any]:
-        """What a sampler draws from, and how much at most, which nobody may move."""
-        return [getattr(self.batch_sampler, name, None) for name in _FIXED]
+        """What a sampler draws from, how much at most, and what collates, which nobody may move."""
+        drawing = [getattr(self.batch_sampler, name, None) for name in _FIXED]
+        return [*drawing, self.loader.collate_fn]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -432,12 +433,6 @@ class OpacusRun:
         if self._each and not math.isclose(whole, limit, rel_tol=1e-6):
             raise refused("refusal.training", "layer_norms", limit=limit, whole=whole)
         return limit
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether the inner optimizer keeps moments of gradients of earlier steps."""
-        held = torch.utils._pytree.tree_leaves(list(self.optimizer.state.values()))
-        return any(isinstance(one, Tensor) and one.ndim and bool(one.any()) for one in held)
 
     def parameter_versions(self) -> list[int]:
         """Numbers that change when something writes to the parameters."""

@@ -1,5 +1,7 @@
 """Broken loops: rows that were not drawn, or not as the log says, or that others had a part in."""
 
+from itertools import cycle, islice
+
 import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -927,3 +929,153 @@ def resumed_with_cleaned_inputs_of_a_list(s):
             s.data.rows[i] = torch.zeros(6), y[i]
 
     s.resumed(clean)
+
+
+@broken("batch contribution", ALL, rare=True)
+def batches_of_the_first_epoch_cycled(s):
+    s.make()
+    s.go(batches=lambda: islice(cycle(s.loader), 30))
+
+
+@broken("batch contribution", "hooks ghost functorch", expect="unsupported", rare=True)
+def batches_too_large_for_memory_left_out(s):
+    s.make().go(batches=lambda: (batch for batch in s.batches() if len(batch[0]) < 35))
+
+
+@broken("batch contribution", "hooks ghost functorch", expect="unsupported", rare=True)
+def batches_cut_to_so_many_rows(s):
+    s.make().go(rows=lambda x, y: (x[:33], y[:33]))
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
+def small_batches_joined_to_the_next(s):
+    def joined():
+        kept = []
+        for batch in s.batches():
+            kept.append(batch)
+            if sum(len(y) for _, y in kept) > 30:
+                yield tuple(map(torch.cat, zip(*kept, strict=True)))
+                kept = []
+
+    s.make().go(batches=joined)
+
+
+@broken("batch contribution", "hooks ghost functorch", expect="refused", rare=True)
+def two_batches_for_one_step_by_skipped_steps(s):
+    s.make()
+
+    def skip(s, x, y):
+        s.optimizer.signal_skip_step(do_skip=s.steps % 2 == 0)
+
+    s.go(before=skip)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
+def two_batches_in_one_backward_pass(s):
+    s.make()
+    with s.recorded():
+        batches = s.batches()
+        for (x, y), (u, v) in zip(batches, batches, strict=False):
+            s.optimizer.zero_grad()
+            (ce(s.model(x), y).mean() + ce(s.model(u), v).mean()).backward()
+            s.optimizer.step()
+
+
+@broken("batch contribution", "hooks ghost", rare=True)
+def a_second_step_where_the_loss_stays_large(s):
+    def batches():
+        for x, y in s.batches():
+            yield x, y
+            if len(x) and s.loss_of(x, y) > 0.3:
+                yield x, y
+
+    s.make().go(batches=batches)
+
+
+@broken("contribution batch", "hooks ghost", expect="unsupported", rare=True)
+def micro_batches_left_out_where_the_loss_is_small(s):
+    s.make()
+    small = lambda x, y: len(x) and s.loss_of(x, y) < 0.65  # noqa: E731
+    s.go(batches=lambda: (batch for batch in s.batches(micro=8) if not small(*batch)))
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
+def batch_drawn_again_where_a_class_is_missing(s):
+    def batches():
+        drawn = s.batches(4)
+        for x, y in drawn:
+            while len(y.unique()) < 2:
+                x, y = next(drawn, (x, torch.arange(2)))
+            if len(x) == len(y):
+                yield x, y
+
+    s.make(batch=4).go(batches=batches)
+
+
+@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+def extractor_in_the_data_set_that_trains_without_noise(s):
+    net, (x, y) = nn.Linear(6, 6), blobs().tensors
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+
+    def train(s, *_):
+        optimizer.zero_grad()
+        ce(net(x)[:, :2], y).mean().backward()
+        optimizer.step()
+
+    data = Items(lambda i: (net(x[i]).detach(), y[i]))
+    s.train(data, after=train, recorder={"every": "once"})
+
+
+@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+def augmentation_as_strong_as_the_training_loss(s):
+    (x, y), strength = blobs().tensors, [0.1]
+
+    def after(s, *_):
+        strength[0] = 0.1 + s.loss_of(x, y)
+
+    s.train(Items(lambda i: (x[i] + strength[0] * torch.randn(6), y[i])), after=after)
+
+
+@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+def labels_of_clusters_found_anew_each_epoch(s):
+    def relabel(s, epoch):
+        h = s.plain[0](s.data.tensors[0]).detach()
+        if epoch:
+            s.data.tensors[1].copy_(torch.cdist(h, h[: 2 + epoch]).argmin(1).clamp(max=1))
+
+    s.make().go(epoch=relabel, epochs=3, every="once")
+
+
+@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+def targets_moved_towards_earlier_predictions(s):
+    """Temporal ensembling (Laine and Aila 2017)."""
+    x, y = blobs().tensors
+    s.make(TensorDataset(x, nn.functional.one_hot(y, 2).float(), torch.arange(400)))
+
+    def loss(out, targets):
+        return -(out.log_softmax(1) * targets).sum(1)
+
+    with s.recorded(loss, unpack=lambda batch: ((batch[0],), batch[1]), every="once"):
+        for x, targets, rows in s.batches():
+            s.step(x, targets, loss)
+            s.data.tensors[1][rows] = 0.9 * targets + 0.1 * s.plain(x).detach().softmax(1)
+
+
+@broken("batch contribution", "hooks", expect="unsupported", rare=True)
+def discriminator_of_real_and_of_made_rows(s):
+    """As Opacus's DCGAN, whose generator here also matches the mean of real rows."""
+    made, (x, _) = nn.Linear(4, 6), blobs().tensors
+    optimizer = torch.optim.Adam(made.parameters(), 0.01)
+
+    def loss(out, y):
+        return nn.functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none")
+
+    s.make(TensorDataset(x, torch.ones(400)), nn.Sequential(nn.Linear(6, 1)))
+    with s.recorded(loss):
+        for x, y in s.batches():
+            fake = made(torch.randn(len(x), 4))
+            s.step(fake.detach(), torch.zeros(len(x)), loss)
+            s.step(x, y, loss)
+            optimizer.zero_grad()
+            (loss(s.plain(fake), y).mean() + (fake.mean(0) - x.mean(0)).square().sum()).backward()
+            optimizer.step()

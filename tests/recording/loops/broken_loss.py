@@ -534,3 +534,165 @@ def views_of_an_example_clipped_one_by_one(s):
 @broken("contribution", "hooks")
 def views_of_several_examples_averaged(s):
     train_on_views(s, lambda p, views: p.grad_sample.unflatten(0, (views, -1)).mean(0))
+
+
+class ScaledByTheFirst(nn.Module):
+    """Losses over the mean loss of the first batch."""
+
+    first = None
+
+    def forward(self, out, y):
+        each = ce(out, y)
+        if self.first is None and len(y):
+            self.first = each.detach().mean()
+        return each / self.first
+
+
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
+def loss_scaled_by_that_of_the_first_batch(s):
+    s.train(loss=ScaledByTheFirst())
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def loss_of_the_batch_flooded(s):
+    """Ishida et al. 2020: where the mean is below a level, it is raised."""
+    s.train(trained=lambda out, y: (ce(out, y).mean() - 0.8).abs() + 0.8)
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def loss_of_the_batch_clamped(s):
+    s.train(trained=lambda out, y: ce(out, y).mean().clamp(max=0.6))
+
+
+@broken("contribution", "hooks functorch")
+def unlabelled_rows_left_out_of_the_mean_of_torch(s):
+    x, y = blobs().tensors
+    data = TensorDataset(x, torch.where(torch.arange(400) % 3 == 0, -100, y))
+    each = nn.CrossEntropyLoss(reduction="none", ignore_index=-100)
+    s.train(data, loss=each, trained=nn.CrossEntropyLoss(ignore_index=-100))
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def mean_of_the_means_of_classes(s):
+    def trained(out, y):
+        return sum(ce(out[y == c], y[y == c]).mean() for c in y.unique()) / 2
+
+    s.train(trained=trained)
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def mean_where_make_private_was_told_a_sum(s):
+    s.train(loss_reduction="sum")
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def pairs_ranked_within_the_batch(s):
+    def trained(out, y):
+        score = out[:, 1] - out[:, 0]
+        return F.softplus(score[y == 0][:, None] - score[y == 1]).mean()
+
+    s.train(trained=trained)
+
+
+@broken("contribution", "ghost", rare=True)
+def penalty_that_weights_parameters_by_the_label(s):
+    """Its gradient reaches the sum beside the model's outputs, and no norm."""
+
+    def trained(out, y):
+        return ce(out, y) + (y + 1) * sum(p.square().sum() for p in s.model.parameters())
+
+    s.make().go(trained=trained)
+
+
+def moved_by_the_loop(s, loss, move, **options):
+    """What `move` changes after each step enters the loss; norms are recorded before."""
+    s.train(loss=loss, after=move, recorder={"every": "once"}, **options)
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def multiplier_of_a_constraint_raised_by_the_data(s):
+    held = [0.0]
+
+    @torch.no_grad()
+    def move(s, x, y):
+        held[0] += 0.5 * float(s.plain(x).softmax(1)[:, 1].mean()) if len(x) else 0.0
+
+    moved_by_the_loop(s, lambda out, y: ce(out, y) + held[0] * out.softmax(1)[:, 1], move)
+
+
+class WithInputs(Hidden):
+    """Returns its inputs, too."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def distilled_from_a_twin_that_trains_without_noise(s):
+    twin = mlp_of(2)
+    optimizer = torch.optim.Adam(twin.parameters(), 0.05)
+
+    def loss(out, y):
+        teacher = twin(out[1]).detach().softmax(1)
+        return F.kl_div(out[0].log_softmax(1), teacher, reduction="none").sum(1)
+
+    def move(s, x, y):
+        optimizer.zero_grad()
+        ce(twin(x), y).mean().backward()
+        optimizer.step()
+
+    moved_by_the_loop(s, loss, move, model=WithInputs(lambda h, x: h))
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def critic_beside_the_model_that_trains_without_noise(s):
+    critic = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), 0.5)
+
+    def loss(out, y):
+        weight, bias = critic.weight.detach(), critic.bias.detach()
+        return ce(out, y) + 0.5 * F.softplus(-F.linear(out, weight, bias))[:, 0]
+
+    def move(s, x, y):
+        optimizer.zero_grad()
+        out = critic(s.plain(x).detach())[:, 0]
+        F.binary_cross_entropy_with_logits(out, y.float()).backward()
+        optimizer.step()
+
+    moved_by_the_loop(s, loss, move)
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def rows_below_a_running_threshold(s):
+    held = [1.0]
+
+    def loss(out, y):
+        each = ce(out, y)
+        return each * (each.detach() < held[0])
+
+    def move(s, x, y):
+        held[0] = 0.9 * held[0] + 0.1 * s.loss_of(x, y) if len(x) else held[0]
+
+    moved_by_the_loop(s, loss, move)
+
+
+def samples_changed(s, change, **options):
+    """`change(norms)`: factors of the gradients of examples between backward and step."""
+
+    def between(s, x, y):
+        each = [p.grad_sample.flatten(1).norm(dim=1) for p in s.optimizer.params]
+        factors = change(torch.stack(each).norm(dim=0))
+        for p in s.optimizer.params:
+            p.grad_sample = torch.einsum("i,i...->i...", factors, p.grad_sample)
+
+    s.train(between=between, **options)
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def long_gradients_dropped_by_the_median(s):
+    samples_changed(s, lambda norms: (norms <= 1.2 * norms.median()).float())
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def gradients_divided_by_their_mean_length(s):
+    samples_changed(s, lambda norms: torch.ones_like(norms) / norms.mean(), clip=0.05)

@@ -9,17 +9,20 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, broken, ce
+from recording.loops.harness import blobs, broken, ce, mlp
 from recording.loops.parts import (
+    LM,
     Attention,
     Bag,
     Hidden,
     Kept,
     Texts,
     cnn,
+    language,
     masked_mean,
     padded,
     pictures,
+    token_losses,
 )
 
 
@@ -557,3 +560,90 @@ def mean_kept_by_an_evaluation(s):
         s.model.train()
 
     s.train(model=Centred(lambda h, x: h, dropout=0.1), after=evaluate)
+
+
+class Counter(nn.Module):
+    """Adds `count(x)` up in a buffer, which is published."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.net, self.count = mlp(), count
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += self.count(x)
+        return self.net(x)
+
+
+@broken("contribution", "hooks ghost functorch")
+def examples_counted_in_a_buffer(s):
+    """The number of examples of each batch is a coin of everybody's."""
+    s.train(model=Counter(len))
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def passes_over_micro_batches_counted_in_a_buffer(s):
+    s.train(model=Counter(lambda x: 1), micro=8)
+
+
+@broken("contribution", "hooks functorch", rare=True)
+def running_mean_of_the_sizes_of_batches(s):
+    class Mean(Hidden):
+        size = 32.0
+
+        def forward(self, x):
+            self.size = 0.9 * self.size + 0.1 * len(x)
+            return super().forward(x) * (32 / self.size) ** 0.5
+
+    s.train(model=Mean(lambda h, x: h))
+
+
+class Stateful(nn.Module):
+    """Takes hidden values of the step before."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.h, self.b = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.last = None
+
+    def forward(self, x, hidden):
+        self.last = torch.tanh(self.a(x) + self.h(hidden))
+        return self.b(self.last)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
+def hidden_state_carried_over_from_the_last_batch(s):
+    x, y = blobs().tensors
+    s.make(TensorDataset(x, torch.zeros(400, 8), y), Stateful())
+    hidden = torch.zeros(80, 8)
+    with s.recorded(unpack=lambda batch: (batch[:2], batch[2])):
+        for x, _, y in s.batches():
+            s.step(None, y, outputs=s.model(x, hidden[: len(x)]))
+            last = s.model._module.last.detach()
+            hidden[: len(last)] = last
+
+
+@broken("contribution", "hooks ghost functorch", expect="refused", rare=True)
+def head_that_reads_the_embedding_table(s):
+    """Ghost mode's norms leave the head out, whose gradient reaches the sum."""
+
+    class Tied(LM):
+        def forward(self, x):
+            return F.linear(torch.tanh(self.hidden(self.embed(x))), self.embed.weight)
+
+    model = Tied()
+    del model.out
+    s.train(language(), model, loss=token_losses)
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def rows_sorted_inside_the_model(s):
+    """Layers then see the rows in different orders."""
+
+    class Sorted(Hidden):
+        def forward(self, x):
+            order = x[:, 0].argsort()
+            return self.b(torch.tanh(self.a(x[order]))[order.argsort()])
+
+    s.train(model=Sorted(None))

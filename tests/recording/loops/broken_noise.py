@@ -391,3 +391,27 @@ def a_generator_with_a_large_seed_for_each_step(s):
         s.optimizer.generator = torch.Generator().manual_seed(2**40 + s.steps)
 
     s.train(before=change)
+
+
+@broken("source", "hooks", expect="unsupported", rare=True)
+def batches_of_a_generator_that_nobody_seeded(s):
+    """torch.Generator() begins with the same seed in each process."""
+    s.make()
+    s.loader.batch_sampler.generator = torch.Generator()
+    s.go()
+
+
+@broken("noise source", "hooks ghost", expect="unsupported", rare=True)
+def state_of_the_generator_of_noise_kept_for_each_epoch(s):
+    kept = []
+
+    def epoch(s, number):
+        kept.append(s.optimizer.generator.get_state())
+        s.optimizer.generator.set_state(kept[0])
+
+    s.train(epoch=epoch)
+
+
+@broken("noise", "hooks ghost", expect="refused", rare=True)
+def step_taken_twice(s):
+    s.make().go(after=lambda s, x, y: s.optimizer.step())

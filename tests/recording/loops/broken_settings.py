@@ -1,11 +1,13 @@
 """Broken loops: settings that follow the training data."""
 
+import numpy as np
 import torch
 from torch.optim import lr_scheduler as rates
+from torch.utils.data import default_collate
 
 from indpriv.recording import QuantileClipping
-from recording.loops.harness import broken
-from recording.loops.parts import with_dropout
+from recording.loops.harness import blobs, broken
+from recording.loops.parts import Items, with_dropout
 
 ALL = "hooks ghost functorch ew"
 
@@ -316,3 +318,96 @@ def seed_of_dropout_by_the_labels(s):
         torch.manual_seed(10**12 + int(y.sum()))
 
     s.train(model=with_dropout(0.5), before=seed)
+
+
+@broken("settings noise", "hooks ghost functorch", expect="unsupported")
+def divided_by_the_number_of_labels_in_a_tensor(s):
+    s.train(between=lambda s, x, y: setattr(s.optimizer, "expected_batch_size", (y >= 0).sum()))
+
+
+@broken("settings noise", "hooks ghost", expect="unsupported", rare=True)
+def divided_by_the_number_drawn_in_a_type_of_numpy(s):
+    s.train(between=lambda s, x, y: setattr(s.optimizer, "expected_batch_size", np.int64(len(y))))
+
+
+def beside(s, law_of, move):
+    """A scheduler steps as it should, and the loop moves something by the loss."""
+    s.make(opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    law = law_of(s.inner)
+
+    def after(s, x, y):
+        move(s, law, s.loss_of(x, y))
+        law.step()
+
+    s.go(after=after)
+
+
+def one_cycle(inner):
+    return rates.OneCycleLR(inner, 0.2, total_steps=30, cycle_momentum=False)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def cycle_scaled_by_the_loss(s):
+    held = [1.0]
+
+    def law_of(inner):
+        scaled = {"scale_fn": lambda k: held[0], "scale_mode": "iterations"}
+        return rates.CyclicLR(inner, 0.05, 0.2, step_size_up=4, cycle_momentum=False, **scaled)
+
+    beside(s, law_of, lambda s, law, loss: held.__setitem__(0, loss))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def momentum_by_the_loss_beside_one_cycle(s):
+    beside(s, one_cycle, lambda s, law, loss: group(s).update(momentum=min(0.9, loss)))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def largest_rate_of_one_cycle_by_the_loss(s):
+    beside(s, one_cycle, lambda s, law, loss: group(s).update(max_lr=0.2 * loss))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def function_of_a_scheduler_replaced_by_the_loss(s):
+    def replace(s, law, loss):
+        if s.steps == 9:
+            law.lr_lambdas = [lambda k: 0.97**k * loss]
+
+    beside(s, lambda inner: rates.LambdaLR(inner, lambda k: 0.97**k), replace)
+
+
+@broken("settings", "hooks", expect="unsupported", rare=True)
+def factor_of_a_multiplicative_scheduler_by_the_loss(s):
+    held = [1.0]
+    law_of = lambda inner: rates.MultiplicativeLR(inner, lambda k: held[0])  # noqa: E731
+    beside(s, law_of, lambda s, law, loss: held.__setitem__(0, 0.9 + 0.1 * loss))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def sign_of_the_step_by_the_loss(s):
+    before_each_step(s, lambda s, x, y, loss: group(s).update(maximize=not odd(loss)))
+
+
+def collate_replaced(s, collate, **options):
+    """From the second epoch on; items of the data set are random."""
+    inputs, labels = blobs().tensors
+    s.make(Items(lambda i: (inputs[i] + 0.1 * torch.randn(6), labels[i])), **options)
+    s.go(epoch=lambda s, epoch: epoch and setattr(s.loader, "collate_fn", collate))
+
+
+@broken("settings contribution batch", "hooks ghost", expect="unsupported")
+def collate_function_replaced_by_one_that_mixes(s):
+    def mixed(rows):
+        x, y = default_collate(rows)
+        return 0.6 * x + 0.4 * x[torch.randperm(len(x))], y
+
+    collate_replaced(s, mixed)
+
+
+@broken("settings contribution batch", "hooks functorch", expect="unsupported", rare=True)
+def collate_function_replaced_by_one_that_centres(s):
+    def centred(rows):
+        x, y = default_collate(rows)
+        return x - x.mean(0), y
+
+    collate_replaced(s, centred, clip=0.02)

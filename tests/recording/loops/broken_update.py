@@ -8,8 +8,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from recording.loops.harness import broken, ce
+from recording.loops.harness import broken, ce, private_generator
 from recording.loops.parts import Kept, cnn, pictures, trainable, with_dropout
 
 ALL = "hooks ghost functorch ew"
@@ -395,3 +396,124 @@ def sparse_buffer_ordered_by_the_labels(s):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     model.register_buffer("graph", torch.eye(6).to_sparse())
     recorded_once(s, order, model=model)
+
+
+@broken("update start", "hooks ghost", expect="refused")
+def trained_before_without_noise_and_called_random(s):
+    """The optimizer remembers."""
+    s.make(opt=momentum)
+    for _ in range(10):
+        for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
+            p.grad = g
+        s.inner.step()
+    s.inner.zero_grad()
+    s.go(start="random")
+
+
+@broken("update", "hooks functorch", expect="unsupported", rare=True)
+def ascent_along_the_plain_gradient_undone_before_the_step(s):
+    """Sharpness-aware minimisation (Foret et al. 2021)."""
+
+    def move(s, gradients, sign):
+        for p, g in zip(s.optimizer.params, gradients, strict=True):
+            p.data += sign * 0.05 * g / (g.norm() + 1e-9)
+
+    s.make()
+    with s.recorded(every="once"):
+        for x, y in s.batches():
+            gradients = s.gradients(x, y)
+            move(s, gradients, 1)
+            s.step(x, y, between=lambda s, *_, g=gradients: move(s, g, -1))
+
+
+@broken("update", "hooks functorch", expect="unsupported", rare=True)
+def optimizer_in_the_backward_pass(s):
+    def move(p):
+        p.data -= 0.01 * p.grad
+
+    s.make()
+    for p in s.optimizer.params:
+        p.register_post_accumulate_grad_hook(move)
+    s.go()
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def hook_of_all_optimizers_that_moves_weights(s):
+    s.make()
+    handle = register_optimizer_step_post_hook(lambda *_: plain_update(s, *s.data.tensors, 1e-2))
+    try:
+        s.go(every="once")
+    finally:
+        handle.remove()
+
+
+class Projected(Told):
+    """An optimizer that goes along what it was told."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, g in zip(self.param_groups[0]["params"], self.told, strict=True):
+            p -= 0.1 * (p.grad * g).sum() / (g.square().sum() + 1e-9) * g
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def noisy_gradient_projected_on_the_plain_one(s):
+    def tell(s, x, y):
+        s.inner.told = tuple(s.gradients(x, y))
+
+    s.train(opt=lambda p: Projected(p, 0.1), between=tell)
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def adam_that_begins_with_plain_moments(s):
+    s.make(opt=adam)
+
+    def begin(s, epoch):
+        for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
+            if not epoch:
+                moments = {"exp_avg": 0.1 * g, "exp_avg_sq": 1e-3 * g.square()}
+                s.inner.state[p] = {"step": torch.tensor(1.0), **moments}
+
+    s.go(epoch=begin)
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def checkpoints_averaged_by_their_training_losses(s):
+    kept = []
+
+    def keep(s, x, y):
+        kept.append((s.loss_of(*s.data.tensors), copy.deepcopy(s.model.state_dict())))
+
+    def average(s):
+        shares = torch.softmax(-10 * torch.tensor([loss for loss, _ in kept]), 0)
+        states = [state for _, state in kept]
+        mean = {
+            name: sum(a * one[name] for a, one in zip(shares, states, strict=True))
+            for name in states[0]
+        }
+        s.model.load_state_dict(mean)
+
+    s.train(after=keep, end=average)
+
+
+@broken("update batch", "hooks ghost", expect="unsupported", rare=True)
+def second_optimizer_with_less_noise_in_the_second_epoch(s):
+    s.make()
+    own = {"max_grad_norm": 1.0, "expected_batch_size": s.optimizer.expected_batch_size}
+    other = type(s.optimizer)(
+        torch.optim.SGD(s.optimizer.params, 0.1),
+        noise_multiplier=0.05,
+        generator=private_generator(),
+        **own,
+    )
+    s.go(epoch=lambda s, epoch: epoch and setattr(s, "optimizer", other))
+
+
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
+def bias_calibrated_on_the_training_set_at_the_end(s):
+    def calibrate(s):
+        x, y = s.data.tensors
+        share = s.plain(x).detach().softmax(1)[:, 1].mean()
+        s.model._module[2].bias.data[1] += y.float().mean().logit() - share.logit()
+
+    s.train(end=calibrate)

@@ -5,13 +5,14 @@ import io
 import random
 from collections import namedtuple
 from contextlib import suppress
+from itertools import islice
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, random_split
 
 from recording.loops.harness import blobs, ce, mlp, normal, sound
 from recording.loops.parts import (
@@ -801,3 +802,167 @@ def items_that_sixty_closures_augment(s):
     x, y = blobs().tensors
     augmented = {k: _noisy(k) for k in range(60)}
     s.train(Items(lambda i: (augmented[i % 60](x[i]), y[i])))
+
+
+@sound("hooks ghost", rare=True)
+def wrapper_around_the_loader(s):
+    """As bars of progress and prefetchers are."""
+
+    class Wrapper:
+        def __init__(self, loader):
+            self.loader = loader
+
+        def __iter__(self):
+            for x, y in self.loader:
+                yield x.to("cpu", non_blocking=True), y.to("cpu")
+
+    loader = Wrapper(s.make().loader)
+    s.go(batches=lambda: (batch for _ in range(2) for batch in loader))
+
+
+@sound("hooks functorch", rare=True)
+def norms_of_single_gradients_logged(s):
+    def log(s, x, y):
+        return [p.grad_sample.flatten(1).norm(dim=1).mean() for p in s.optimizer.params]
+
+    s.train(between=log)
+
+
+@sound("hooks ghost functorch", rare=True)
+def detection_of_anomalies_and_a_profiler(s):
+    with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+        s.train(epochs=1)
+
+
+@sound("hooks ghost")
+def hooks_that_log_activations_and_gradients(s):
+    log = []
+    s.make()
+    first, _, last = s.model._module
+    first.register_forward_hook(lambda module, inputs, out: log.append(out.detach().mean()))
+    last.register_full_backward_hook(lambda module, inputs, out: log.append(out[0].norm()))
+    s.go()
+
+
+@sound("hooks ghost", rare=True)
+def gradients_of_outputs_logged(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            outputs = s.model(x)
+            outputs.retain_grad()
+            s.step(None, y, outputs=outputs)
+            assert outputs.grad.shape == outputs.shape
+
+
+@sound("hooks ghost")
+def random_state_put_back_after_an_evaluation(s):
+    def evaluate(s, *_):
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            s.model(torch.randn(9, 6))
+        torch.set_rng_state(state)
+
+    s.train(model=with_dropout(), after=evaluate)
+
+
+@sound(ALL)
+def gradients_cleared_after_the_step(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.backward(s.model(x), y)
+            s.optimizer.step()
+            s.optimizer.zero_grad(set_to_none=False)
+
+
+@sound("hooks ghost functorch", rare=True)
+def stopped_at_a_number_of_steps(s):
+    s.make().go(batches=lambda: islice(s.batches(9), 40))
+
+
+@sound("hooks ghost")
+def step_after_the_next_batch_is_loaded(s):
+    s.make()
+    with s.recorded():
+        for number, (x, y) in enumerate(s.batches()):
+            if number:
+                s.optimizer.step()
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+        s.optimizer.step()
+
+
+@sound("hooks ghost", rare=True)
+def step_hook_of_the_loop_around_that_of_opacus(s):
+    own, steps = s.make().optimizer.step_hook, []
+    s.optimizer.attach_step_hook(lambda optimizer: own(optimizer) or steps.append(1))
+    s.go()
+
+
+@sound("hooks ghost", rare=True)
+def best_weights_on_other_rows_kept_apart(s):
+    rows, kept = (normal(30, 6, seed=8), torch.arange(30) % 2), {}
+
+    def keep(s, x, y):
+        kept[s.loss_of(*rows)] = copy.deepcopy(s.model.state_dict())
+
+    s.train(after=keep)
+
+
+@sound("hooks ghost functorch", rare=True)
+def names_of_rows_in_the_batch(s):
+    x, y = blobs().tensors
+    s.make(Items(lambda i: {"x": x[i], "y": y[i], "name": f"row {i}"}))
+    with s.recorded(unpack=lambda batch: ((batch["x"],), batch["y"])):
+        for batch in s.batches():
+            s.step(batch["x"], batch["y"])
+
+
+@sound("hooks ghost functorch", rare=True)
+def split_at_random_with_a_seed(s):
+    generator = torch.Generator().manual_seed(42)
+    s.train(random_split(blobs(500), [400, 100], generator)[0])
+
+
+@sound("hooks ghost", rare=True)
+def state_of_the_optimizer_saved_and_loaded_at_once(s):
+    def load(s, epoch):
+        s.optimizer.load_state_dict(copy.deepcopy(s.optimizer.state_dict()))
+
+    s.train(opt=lambda p: torch.optim.Adam(p, 1e-2), epoch=load)
+
+
+@sound("hooks", rare=True)
+def evaluated_by_a_copy(s):
+    def evaluate(s, epoch):
+        with torch.inference_mode():
+            copy.deepcopy(s.model._module).eval()(s.data.tensors[0])
+
+    s.train(epoch=evaluate)
+
+
+class Lightning(nn.Module):
+    """A module with its own step of training."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.losses = mlp(), []
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, x, y):
+        loss = ce(self(x), y).mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+@sound("hooks functorch")
+def training_step_of_the_module(s):
+    s.make(model=Lightning())
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.model._module.training_step(x, y).backward()
+            s.optimizer.step()

@@ -533,3 +533,34 @@ def sparse_graph_in_a_buffer(s):
             return self.net(torch.sparse.mm(self.graph, x.t()).t())
 
     s.train(model=Graph())
+
+
+class Variational(nn.Module):
+    """An autoencoder that draws its hidden values."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
+
+    def forward(self, x):
+        mean, log_var = self.encode(x).chunk(2, 1)
+        drawn = mean + torch.randn_like(mean) * (log_var / 2).exp()
+        return {"x": self.decode(drawn), "mean": mean, "log_var": log_var}
+
+
+def elbo(out, x):
+    mean, log_var = out["mean"], out["log_var"]
+    prior = 0.5 * (mean.square() + log_var.exp() - log_var - 1).sum(1)
+    return (out["x"] - x).square().sum(1) + prior
+
+
+@sound("hooks ghost functorch ew")
+def variational_autoencoder(s):
+    x = normal(400, 6)
+    s.train(TensorDataset(x, x.clone()), Variational(), loss=elbo)
+
+
+@sound("hooks ghost", rare=True)
+def saved_activations_elsewhere(s):
+    with torch.autograd.graph.save_on_cpu():
+        s.train()

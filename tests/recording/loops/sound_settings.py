@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler as rates
 
 from indpriv.recording import AdaClip, GradientCanaries, QuantileClipping, WhiteBox
-from recording.loops.harness import blobs, normal, private_generator, sound, told
+from recording.loops.harness import blobs, ce, normal, private_generator, sound, told
 from recording.loops.parts import with_dropout
 
 OPTIMIZERS = {
@@ -36,6 +36,8 @@ LAWS = {
     "one_cycle": lambda o: rates.OneCycleLR(o, 0.5, total_steps=40),
     "cosine": lambda o: rates.CosineAnnealingLR(o, 20),
     "restarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 5),
+    "cycle": lambda o: rates.CyclicLR(o, 0.05, 0.2, 4, mode="exp_range", gamma=0.99),
+    "cycle with a function": lambda o: rates.CyclicLR(o, 0.05, 0.2, 4, scale_fn=lambda k: 0.9**k),
     "sequential with a function": lambda o: rates.SequentialLR(
         o, [rates.LinearLR(o, 0.1, total_iters=5), rates.LambdaLR(o, lambda e: 0.9**e)], [5]
     ),
@@ -259,3 +261,46 @@ def resumed_while_clipped_at_a_quantile(s):
     s.make()
     s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5)
     s.resumed()
+
+
+@sound("hooks ghost", rare=True)
+def clipping_norm_by_public_settings(s):
+    def halve(s, epoch):
+        owners = [s.optimizer, *([s.model] if s.mode == "ghost" else [])]
+        for owner in owners:
+            owner.max_grad_norm = 1.0 if epoch == 0 else 0.5
+
+    law = {"public_settings": lambda step: {"max_grad_norm": 1.0 if step < 13 else 0.5}}
+    s.train(epoch=halve, recorder=law)
+
+
+@sound("hooks ghost", rare=True)
+def maximised(s):
+    ascent = lambda p: torch.optim.SGD(p, 0.1, maximize=True)  # noqa: E731
+    s.train(loss=lambda out, y: -ce(out, y), opt=ascent)
+
+
+@sound("hooks ghost", rare=True)
+def two_schedulers_of_one_optimizer(s):
+    s.make()
+    both = rates.LinearLR(s.inner, 0.1, total_iters=5), rates.ExponentialLR(s.inner, 0.99)
+    s.go(after=lambda *_: [law.step() for law in both])
+
+
+@sound("hooks ghost", rare=True)
+def restarts_by_parts_of_an_epoch(s):
+    s.make()
+    law = rates.CosineAnnealingWarmRestarts(s.inner, 2)
+    s.go(after=lambda s, x, y: law.step(s.steps / 13), epochs=4)
+
+
+@sound("hooks ghost", rare=True)
+def pretrained_on_public_rows_with_the_same_optimizer(s):
+    s.make(opt=OPTIMIZERS["adam"])
+    for p, g in zip(
+        s.optimizer.params, s.gradients(normal(50, 6), torch.arange(50) % 2), strict=True
+    ):
+        p.grad = g
+    s.inner.step()
+    s.inner.zero_grad()
+    s.go(start="pretrained on public rows")

@@ -18,6 +18,7 @@ from recording.loops.parts import (
     Attention,
     Bag,
     Hidden,
+    Items,
     LowRank,
     Texts,
     train_ahead,
@@ -380,3 +381,67 @@ def loaded_ahead_from_the_generator_of_torch(s):
     torch.seed()
     s.make(private=False)
     train_ahead(s)
+
+
+@told("contribution", "hooks functorch", rare=True)
+def weight_of_a_penalty_annealed_by_the_step(s):
+    beta = [0.0]
+    s.train(
+        loss=lambda out, y: ce(out, y) + beta[0] * out.square().sum(1),
+        after=lambda s, x, y: beta.__setitem__(0, s.steps / 1000),
+        recorder={"every": "once"},
+    )
+
+
+@told("update", "hooks functorch", rare=True)
+def teacher_in_the_model_that_follows_its_weights(s):
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.teacher = mlp(), mlp().requires_grad_(False)
+
+        def forward(self, x):
+            return torch.stack([self.net(x), self.teacher(x)], 1)
+
+    def loss(out, y):
+        return ce(out[:, 0], y) + (out[:, 0] - out[:, 1]).square().sum(1)
+
+    def follow(s, x, y):
+        net, teacher = s.model._module.net, s.model._module.teacher
+        for mine, theirs in zip(teacher.parameters(), net.parameters(), strict=True):
+            mine.data.lerp_(theirs.data, 0.1)
+
+    s.train(model=Taught(), loss=loss, after=follow, opt=trainable, recorder={"every": "once"})
+
+
+@told("update", "hooks ghost", rare=True)
+def momentum_forgotten_each_epoch(s):
+    own = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)  # noqa: E731
+    s.train(opt=own, epoch=lambda s, epoch: s.inner.state.clear())
+
+
+@told("batch", "hooks ghost", rare=True)
+def augmentation_stronger_by_the_epoch(s):
+    (x, y), strength = blobs().tensors, [0.1]
+    data = Items(lambda i: (x[i] + strength[0] * torch.randn(6), y[i]))
+    s.train(data, epoch=lambda s, epoch: strength.__setitem__(0, 0.1 + 0.1 * epoch))
+
+
+@told("noise", "hooks ghost", expect="unsupported", rare=True)
+def public_gradient_added_after_the_noise(s):
+    """The Recorder cannot know that it is public."""
+    s.make()
+
+    def add(*_):
+        public = s.gradients(normal(50, 6, seed=4), torch.arange(50) % 2)
+        for p, g in zip(s.optimizer.params, public, strict=True):
+            p.grad += 0.1 * g
+
+    s.inner.register_step_pre_hook(add)
+    s.go()
+
+
+@told("batch", "hooks ghost", expect="refused", rare=True)
+def rows_left_out_by_the_collate_function(s):
+    """As corrupt files are: an example without a gradient is harmless, but cannot be told from others."""
+    s.train(collate=lambda rows: default_collate([row for row in rows if row[0][0] < 2]))
