@@ -22,9 +22,8 @@ def check_delta(delta: float) -> float:
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return value if it is one of choices, or raise InputError naming them."""
     if value not in choices:
-        raise InputError(
-            f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}"
-        )
+        named = ", ".join(map(repr, choices))
+        raise InputError(f"{name}={value!r} is not known; choose one of {named}")
     return value
 
 

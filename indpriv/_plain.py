@@ -220,9 +220,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(
-            f"{value} cannot be written as JSON; use None for a quantity that is undefined"
-        )
+        raise InputError(f"{value} cannot be written as JSON; use None for what is undefined")
     return value
 
 

@@ -89,13 +89,17 @@ def table(keys: Mapping[Any, str]) -> Schema:
     return create_model("Table", __config__=ConfigDict(extra="allow"), **fields)
 
 
-def check(kind: type[Model], content: object, where: str) -> Model:
+def check(
+    kind: type[Model],
+    content: object,
+    where: str,
+    remedy: str = "restore the file or make it again",
+) -> Model:
     """JSON values as a schema has them; EvidenceError names the first that is wrong."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        text = first_wrong(error, where, "restore the file or make it again")
-        raise EvidenceError(text) from error
+        raise EvidenceError(first_wrong(error, where, remedy)) from error
 
 
 def first_wrong(error: ValidationError, where: str, remedy: str) -> str:
@@ -106,10 +110,7 @@ def first_wrong(error: ValidationError, where: str, remedy: str) -> str:
         return f"{where} lacks {place}; {remedy}"
     expected = wrong["msg"].lower().removeprefix("value error, ")
     expected = _OBJECT.sub("JSON object", expected).replace("input should", "it should")
-    return (
-        f"{where}: {place}={reprlib.repr(wrong['input'])} is not as indpriv writes it: {expected}; "
-        f"{remedy}"
-    )
+    return f"{where}: {place}={reprlib.repr(wrong['input'])} is not right: {expected}; {remedy}"
 
 
 def parse_json(content: bytes) -> Any:

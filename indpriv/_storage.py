@@ -184,6 +184,9 @@ def location_on_disk(path: str | Path, what: str) -> Path:
     found = location(path)
     if isinstance(found, RemotePath):
         raise _facts.refused("refusal.storage", "on_a_disk", found=found, what=what)
+    nearest = next(filter(Path.exists, (found, *found.parents)), None)
+    if nearest is not None and not nearest.is_dir():
+        raise _facts.refused("refusal.storage", "a_file", found=nearest, path=path)
     return found
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from indpriv import _checks, _files, _reading
 from indpriv._columns import to_texts
-from indpriv._facts import damaged, refused
+from indpriv._facts import damaged, refused, text
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 
@@ -31,11 +31,6 @@ ADVERSARIES = {
     "full": "every noisy update, and the membership or the batches of all other examples",
     "gradients": "a gradient or an update of the example itself, once",
 }
-_SHARED_NOISE = (
-    "the scores of one run share its noise, so that they are not independent; compare such scores "
-    "over many runs"
-)
-_ANOTHER = "there, a non-member is another example's gradient and not its absence"
 # What attackers see, from the least to the most.
 RUNGS = {
     "labels": "predicted labels",
@@ -106,11 +101,9 @@ class AttackScores:
         It never holds for several models; refused: the adversaries for which it does not hold.
         """
         if self.adversary in refused:
-            raise InputError(
-                f"{bound} does not hold for scores of an attacker who sees "
-                f"{ADVERSARIES[self.adversary]} (adversary {self.adversary!r}): "
-                + (_ANOTHER if self.adversary == "gradients" else _SHARED_NOISE)
-            )
+            case = "another_gradient" if self.adversary == "gradients" else "shared_noise"
+            values = {"bound": bound, "name": self.adversary, "sees": ADVERSARIES[self.adversary]}
+            raise InputError(text("refusal.scores", case, **values))
         self.check_one_model(bound)
 
     def to_parquet(self, path: str | Path) -> None:

@@ -152,7 +152,7 @@ class RoundRecorder:
     ) -> None:
         if canaries is not None and resume_at is not None:
             raise _facts.refused("refusal.rounds", "canaries_resumed")
-        self._canaries = canaries
+        self._canaries, info = canaries, run_files.checked_run_info(run_info)
         self._key = run_files.signing_key(sign_with)
         self.run_dir = _storage.location_on_disk(run_dir, "a run is")
         self._upload_to = _storage.bucket_to_write(upload_to, bucket_is_private)
@@ -196,7 +196,7 @@ class RoundRecorder:
             if state is not None:
                 self._writer.truncate(self._from)
             if state is None or run_info is not None:
-                about = {"name": self.run_dir.resolve().name, **(run_info or {})}
+                about = {"name": self.run_dir.resolve().name, **info}
                 _files.write_json(self.run_dir / run_files.RUN_JSON, about)
             if state is None:
                 run_files.sign(self.run_dir, self._key)

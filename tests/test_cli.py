@@ -116,6 +116,11 @@ def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
         "check", tmp_path / "run", "--set", "only=log", code=3
     )  # nobody watched that training
     assert "Evidence: 0 of 5 lines verified; batch declared;" in verified.stdout
+    screen = in_process("audit", tmp_path / "run", "--delta", "1e-5").stdout
+    assert "Training was not recorded as it ran." in screen
+    assert "no losses are known" in screen
+    assert "let the run end" not in screen
+    assert "not verified" not in screen  # the first lines say why nothing is
 
 
 def test_version_and_help_have_an_example(in_process):
@@ -453,7 +458,7 @@ def test_a_device_that_this_pytorch_lacks(in_process, monkeypatch):
         ("{}", "audit.json lacks "),
         (
             "[]",
-            "audit.json: the content=[] is not as indpriv writes it: it should be a JSON object",
+            "audit.json: the content=[] is not right: it should be a JSON object",
         ),
         ('{"guarantee": {"worst_case_epsilon": 1.0}}', "audit.json lacks "),
     ],

@@ -98,9 +98,9 @@ def test_the_schema_fits_what_is_written():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n": "3"}, "audit.json: n='3' is not as indpriv writes it: it should be a valid integer"),
-        ({"n": True}, "n=True is not as indpriv writes it"),
-        ({"n": 3.0}, "n=3.0 is not as indpriv writes it"),
+        ({"n": "3"}, "audit.json: n='3' is not right: it should be a valid integer"),
+        ({"n": True}, "n=True is not right"),
+        ({"n": 3.0}, "n=3.0 is not right"),
         ({"n": -1}, "n=-1 is not .* it should be greater than or equal to 0; make the audit again"),
         ({"share": True}, "share=True is not"),
         ({"share": float("nan")}, "share=nan is not .* a finite number"),
@@ -191,13 +191,13 @@ def test_a_frame_is_a_list_of_rows():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"n": "2"}, r"people\.1\.n='2' is not as indpriv writes it"),
-        ({"n": -1}, r"people\.1\.n=-1 is not as indpriv writes it"),
-        ({"n": None}, r"people\.1\.n=None is not as indpriv writes it"),
-        ({"share": 1.5}, r"people\.1\.share=1.5 is not as indpriv writes it"),
-        ({"tall": 1}, r"people\.1\.tall=1 is not as indpriv writes it"),
-        ({"least": 0.5}, r"people\.1\.least=0.5 is not as indpriv writes it"),
-        ({"sizes": None}, r"people\.1\.sizes=None is not as indpriv writes it"),
+        ({"n": "2"}, r"people\.1\.n='2' is not right"),
+        ({"n": -1}, r"people\.1\.n=-1 is not right"),
+        ({"n": None}, r"people\.1\.n=None is not right"),
+        ({"share": 1.5}, r"people\.1\.share=1.5 is not right"),
+        ({"tall": 1}, r"people\.1\.tall=1 is not right"),
+        ({"least": 0.5}, r"people\.1\.least=0.5 is not right"),
+        ({"sizes": None}, r"people\.1\.sizes=None is not right"),
         ({"n": 2**63}, "people=.*9223372036854775808.*whole numbers should have 64 bits"),
         ({"least": 10**30}, "people=.*1000000.*whole numbers should have 64 bits"),
     ],

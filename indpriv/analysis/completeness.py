@@ -142,8 +142,9 @@ def _missing(run: AuditedRun) -> dict[str, Any]:
     examples, groups = recorded.examples, run.audit.groups
     test = None if examples is None else examples.rows("test")
     if test is None:
-        of_rounds = recorded.recorder.get("rounds")
-        why = text("sentence.missing", "rounds" if of_rounds else "ended_early")
+        of_rounds, imported = map(recorded.recorder.get, ("rounds", "converted"))
+        ended = text("sentence.missing", "converted" if imported else "ended_early")
+        why = text("sentence.missing", "rounds") if of_rounds else ended
         found.append(text("sentence.missing", "examples", why=why))
     elif not len(test):
         found.append(text("sentence.missing", "test"))

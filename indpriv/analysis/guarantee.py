@@ -15,6 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from indpriv._facts import DECLARED, FAILED, REFUTED, WORST_CASE, Fact, refused, text
+from indpriv._formatting import sentence
 from indpriv._plain import shown, to_json
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import method as methods
@@ -406,7 +407,9 @@ def _shown(audit: Audit) -> str:
 
 
 def _open(audit: Audit) -> list[str]:
-    return [f"{one.title}: {one.found}" for one in audit.guarantee.lines if one.advice]
+    lines = [one for one in audit.guarantee.lines if one.advice]
+    said = evidence.open_lines(lines) if len(lines) < len(evidence.SEEN) else ()
+    return [sentence(one) for one in said]  # of all together, the status says why
 
 
 def _failed(audit: Audit) -> list[Fact]:

@@ -467,7 +467,7 @@ def choose_groups(
     with many values are left out.
     """
     if by:
-        return list(dict.fromkeys(by)), []
+        return list(dict.fromkeys([by] if isinstance(by, str) else by)), []
     if declared:
         return list(declared), []
     chosen, left_out, rows = [], [], _columns.as_rows(train)

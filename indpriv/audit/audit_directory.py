@@ -241,7 +241,7 @@ def groups_of(
     columns, _ = recorded_run.choose_groups(train, by, ())
     if within is not None:
         _checks.check_choice("within", within, ("label",))
-        columns = list(by) or [column for column in columns if column != "label"]
+        columns = columns if by else [column for column in columns if column != "label"]
         if not columns:
             raise refused("refusal.audits", "only_label")
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)

@@ -21,11 +21,11 @@ from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
-from indpriv.errors import ChainError, EvidenceError
+from indpriv.errors import ChainError, EvidenceError, InputError
 from indpriv.norm_log import verify, writer
 from indpriv.norm_log.evidence import ANY_CHOICE, CHECKS, OF_SECRECY, if_known, lines_of
 from indpriv.norm_log.norm_log import NormLog, OpenedRun, open_run
-from indpriv.norm_log.run_files import EXAMPLES, check_holds_log, read_run_json
+from indpriv.norm_log.run_files import EXAMPLES, read_run_json, why_no_run
 from indpriv.report.figures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
@@ -93,7 +93,8 @@ def read_run(
 ) -> tuple[OpenedRun, NormLog, RecordedRun]:
     """A run, its log with the units that a column names, and what else is known of the run."""
     with _stage(tell, READING):
-        check_holds_log(path)
+        if wrong := why_no_run(path):
+            raise InputError(wrong)
         run = open_run(path, unreadable=unreadable)
     with _stage(tell, CHECKING):
         log, recorded = run.log, recorded_runs.recorded_run(run)

@@ -21,7 +21,7 @@ from indpriv._types import StageProgress
 from indpriv.audit.audit_directory import REPORT, SUMMARY
 from indpriv.cli.commands import EXPERIMENTS
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import HOLDOUT, JOURNAL, RUN_DIRECTORY, holds_log
+from indpriv.norm_log.run_files import HOLDOUT, IDS, JOURNAL, RUN_DIRECTORY, holds_log, why_no_run
 
 _LEVELS = 3  # of folders that are searched for runs
 _NAMED = 5  # runs or files that a message names
@@ -49,12 +49,8 @@ def show_result(
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raise InputError if a file stands where the folder or one of its parents is needed."""
+    """Raise InputError if the folder is in a bucket, or a file is in its way."""
     location_on_disk(folder, f"{option} names what is")
-    existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
-    if existing is not None and not existing.is_dir():
-        reason = f"{existing} is a file, and a directory is needed; choose another path"
-        raise InputError(f"{option} {folder}: {reason}")
 
 
 def check_device(device: str) -> None:
@@ -108,9 +104,7 @@ def _of_folder(path: Path, command: str) -> str:
         return text("sentence.no_run", "audit", **said)
     if _runs_in(path):
         return f"{path} holds no {JOURNAL}, but folders in it do; {_type_one(command, path)}"
-    found = sorted(item.name for item in path.iterdir())[:_NAMED]
-    holds = f"it holds {', '.join(found)}" if found else "it is empty"
-    return f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}. {_replayed(path)}"
+    return f"{why_no_run(path)}. {_replayed(path)}"
 
 
 def _of_file(path: Path, command: str) -> str:
@@ -134,30 +128,24 @@ def _of_file(path: Path, command: str) -> str:
 
 
 def _replayed(folder: Path) -> str:
-    return (
-        "A folder of checkpoints is replayed with an AuditSpec, which builds model and data again: "
-        f"{typed('audit', folder)} --spec train.py:spec"
-    )
+    return text("sentence.no_run", "checkpoints", then=typed("audit", folder))
 
 
 def _type_one(command: str, *folders: Path) -> str:
-    """The command for each run below the folders, or how to record a run where there is none."""
+    """The command for each run in the folders, or how to record a run where there is none."""
     found = list(dict.fromkeys(run for folder in folders for run in _runs_in(folder)))
     if not found:
-        return (
-            "no run was found here. To record one, type: indpriv demo, or attach a Recorder to "
-            "your own training loop"
-        )
+        return text("sentence.no_run", "nowhere")
     return "type one of:" + "".join(f"\n  {typed(command, run, '')}" for run in found[:_NAMED])
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Run directories below a folder, the nearest first; not the logs of their test examples."""
+    """Runs in a folder, the nearest first: neither logs of test examples nor ledgers."""
     return [
         path.parent
-        for level in range(_LEVELS)
-        for path in sorted(folder.glob("/".join(["*"] * level + ["*", JOURNAL])))
-        if path.parent.name != HOLDOUT
+        for level in range(_LEVELS + 1)
+        for path in sorted(folder.glob("/".join(["*"] * level + [IDS])))
+        if holds_log(path.parent) and path.parent.name != HOLDOUT
     ]
 
 

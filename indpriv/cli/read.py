@@ -253,9 +253,13 @@ def quantiles(
     **options: Any,
 ) -> None:
     """Release quantiles and the mean of individual epsilon; options: as `Request` has them."""
-    norms = check_choice("--of", of, ("epsilon", "norms")) == "norms"
-    if holds_log(path) != norms:  # budget is spent only on the figures that were asked for
-        _refuse_other_figures(path, norms)
+    if check_choice("--of", of, ("epsilon", "norms")) == "norms":
+        common.checked_run(path, "publish quantiles --of norms")
+    elif holds_log(path):  # budget is spent only on the figures that were asked for
+        audit_dir = path / "audit"
+        made = "" if audit_dir.is_dir() else f"after {common.typed('audit', path)}, "
+        typed = common.typed("publish quantiles", audit_dir)
+        raise refused("refusal.commands", "epsilons_of_run", path=path, made=made, typed=typed)
     ledger = settings.pop("ledger", None)
     request = Request(parse_quantiles(which), mean, groups=tuple(group), **options, **settings)
     limit = parse_budget(budget) if budget else None
@@ -265,15 +269,6 @@ def quantiles(
     if not as_json:
         source = "drawn now and paid for" if published.fresh else stored
         common.say(f"\n{published.folder} ({source})")
-
-
-def _refuse_other_figures(path: Path, norms: bool) -> None:
-    if norms:
-        raise InputError(f"--of norms is for a run directory, and {path} is none; leave it out")
-    audit_dir = path / "audit"
-    made = "" if audit_dir.is_dir() else f"after {common.typed('audit', path)}, "
-    typed = common.typed("publish quantiles", audit_dir)
-    raise refused("refusal.commands", "epsilons_of_run", path=path, made=made, typed=typed)
 
 
 def statement(

@@ -101,7 +101,6 @@ def replay(
     checkpoints: Path, spec: str, output_dir: Path, delta: float | None, settings: dict[str, Any]
 ) -> None:
     """Compute the norms of checkpoints and write a run directory; audit does this by itself."""
-    common.check_folder("--output-dir", output_dir)
     _replayed(checkpoints, spec, output_dir, settings | {"delta": delta})
     common.say(f"{output_dir}: a run directory; type: indpriv audit {output_dir}")
 
@@ -144,7 +143,6 @@ def import_norms(
     norms: Path, run_json: Path, output_dir: Path, rounding: float, as_json: bool
 ) -> None:
     """Check gradient norms of another trainer (JAX, TF, ...), and write a run directory of them."""
-    common.check_folder("--output-dir", output_dir)
     with common.progress_bar() as progress:
         convert(norms, run_json, output_dir, rounding=rounding, progress=progress)
     log = NormLog.open(output_dir)

@@ -27,9 +27,7 @@ def read_frame() -> pd.DataFrame:
     """The shipped table: 48,842 rows of UCI's 15 columns and `split`."""
     content = files("indpriv").joinpath("demo/adult.parquet").read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise EvidenceError(
-            "indpriv/demo/adult.parquet is not the file that was shipped; install indpriv again"
-        )
+        raise EvidenceError("adult.parquet is not the file that was shipped; install indpriv again")
     frame: pd.DataFrame = pq.read_table(io.BytesIO(content)).to_pandas()
     return frame
 

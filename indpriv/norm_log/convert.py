@@ -67,9 +67,7 @@ def convert(
     if not norms_file.is_file():
         raise InputError(f"{norms_file} does not exist")
     if kind not in (".parquet", ".npz"):
-        raise InputError(
-            f"{norms_file} is neither .parquet nor .npz; write the norms as one of them"
-        )
+        raise InputError(f"{norms_file} is neither .parquet nor .npz; write the norms as one")
     norms = _read_parquet(norms_file) if kind == ".parquet" else _read_npz(norms_file)
     steps, seeded = norms.recorded_steps.tolist(), bool(declared.get("seeded"))
     _check_norms_file(norms, len(settings), declared["unit"])

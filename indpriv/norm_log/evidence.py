@@ -30,7 +30,7 @@ OF_SECRECY = frozenset(key for key, one in CHECKS.items() if one.only == "secret
 OF_FULL_RECORDS = frozenset(key for key, one in CHECKS.items() if one.only == "full records")
 # Of batches that were chosen in a way that no recorder knows.
 ANY_CHOICE = fact("check.batch_for_every_step", NOT_CHECKED, "any_choice")
-_SEEN = tuple(key for key, one in LINES.items() if one.needs)  # lines that a recorder can verify
+SEEN = tuple(key for key, one in LINES.items() if one.needs)  # lines that a recorder can verify
 
 # The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim
 # "exact".
@@ -415,23 +415,23 @@ def lines_of(
 
 def unverified(lines: Sequence[Fact]) -> list[Fact]:
     """Of the lines that a recorder can verify, those that are not."""
-    return [line for line in lines if line.key in _SEEN and line.status != _facts.VERIFIED]
+    return [line for line in lines if line.key in SEEN and line.status != _facts.VERIFIED]
 
 
 def is_earned(lines: Sequence[Fact]) -> bool:
     """Whether "supported" may be said: all lines that a recorder can verify are there, verified."""
     words = {line.key: line.status for line in lines}
     return _facts.REFUTED not in words.values() and all(
-        words.get(key) == _facts.VERIFIED for key in _SEEN
+        words.get(key) == _facts.VERIFIED for key in SEEN
     )
 
 
 def open_lines(lines: Sequence[Fact]) -> list[str]:
     """Which lines are not verified, and what would verify them, in sentences."""
     found = unverified(lines)
-    if len(found) < len(_SEEN):
+    if len(found) < len(SEEN):
         return [
-            f"{line.title.lower()} is not verified ({line.detail}); to verify it, {line.advice}"
+            f"not verified: {line.title.lower()} ({line.detail}); to verify it, {line.advice}"
             for line in found
         ]
     titles = ", ".join(line.title.lower() for line in found)
@@ -444,7 +444,7 @@ def evidence(lines: Sequence[Fact]) -> str:
     """What an account rests on, in one sentence that holds nothing of the data."""
     left = unverified(lines)
     return "; ".join(
-        [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
+        [f"{len(SEEN) - len(left)} of {len(SEEN)} lines verified"]
         + [
             f"{line.title.lower()} {line.status}"
             for line in lines

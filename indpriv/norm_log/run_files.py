@@ -9,6 +9,7 @@ those of ed25519 keys of OpenSSH (PROTOCOL.sshsig, with the namespace indpriv-lo
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -81,14 +82,13 @@ def holds_log(path: Path) -> bool:
     return (path / JOURNAL).is_file()
 
 
-def check_holds_log(path: Path) -> None:
-    """Raise InputError unless a path is a folder with the log of a run."""
+def why_no_run(path: Path) -> str:
+    """Why a path is no run directory, and what one is; "" if it is one."""
     if not path.is_dir():
-        raise InputError(f"{path} is not a directory; {RUN_DIRECTORY}")
-    if not holds_log(path):
-        found = sorted(item.name for item in path.iterdir())[:5]
-        holds = f"it holds {', '.join(found)}" if found else "it is empty"
-        raise InputError(f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}")
+        return f"{path} is not a directory; {RUN_DIRECTORY}"
+    found = sorted(item.name for item in path.iterdir())[:5]
+    holds = f"it holds {', '.join(found)}" if found else "it is empty"
+    return "" if holds_log(path) else f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}"
 
 
 def _each_a_number(value: object) -> object:
@@ -124,9 +124,18 @@ _RUN_JSON = table(
 
 def checked_run_json(content: Any, where: Path | str = RUN_JSON) -> Mapping[str, Any]:
     """The content of run.json, if what is read of it is of the right kinds; else EvidenceError."""
-    check(_RUN_JSON, content, str(where))
+    check(_RUN_JSON, content, str(where), "correct it")
     found: Mapping[str, Any] = content
     return found
+
+
+def checked_run_info(run_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a user wants run.json to hold; InputError, before training, where it cannot."""
+    try:
+        json.dumps(content := dict(run_info or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"run_info cannot be written as JSON: {error}") from error
+    return dict(checked_run_json(content, "run_info"))
 
 
 def read_run_json(run_dir: Path) -> Mapping[str, Any]:

@@ -33,12 +33,11 @@ from indpriv._folders import make_folder
 from indpriv._storage import bucket_to_write, location_on_disk, uploaded
 from indpriv._types import ArrayLike, IntArray
 from indpriv.errors import EvidenceWarning, InputError, PrivacyWarning
-from indpriv.norm_log import journal_state
+from indpriv.norm_log import journal_state, run_files
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.fields import DEFAULT_POLICY, RecordingPolicy, StepSetting, check_norms
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
-from indpriv.norm_log.run_files import EXAMPLES, HOLDOUT, RUN_JSON, seal, sign, signing_key
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.attacks import AttackedRun, RunAttack
@@ -207,7 +206,7 @@ class Recorder:
         self._clipping_norm_epsilon = _checks.check_clipping_norm_epsilon(clipping_norm_epsilon)
         self._filter, self._attack, self._start = privacy_filter, attack, start
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
-        self._public_settings, self._key = public_settings, signing_key(sign_with)
+        self._public_settings, self._key = public_settings, run_files.signing_key(sign_with)
         self._keep_model = keep_model
         self._views = _checks.check_positive_int("views", views)
         if individual_clipping and rounding_mode != "up":
@@ -216,7 +215,7 @@ class Recorder:
             attack.check_resumes(self.run_dir)
         if record_holdout and test_set is None:
             raise refused("refusal.arguments", "holdout")
-        self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
+        self._autocast, self._run_info = autocast_anywhere(), run_files.checked_run_info(run_info)
         self._attached = self._draws_privately = False
         self._is_open = False  # inside the block of attach
         self._step = self._first
@@ -427,7 +426,7 @@ class Recorder:
             policy = {**header.policy, "free_records": False, "exact_examples": 0}
             test_header = replace(header, policy=policy, privacy_filter={})
             ids = np.arange(length(data.test_set, "test_set"))
-            logs.append((HOLDOUT, test_header, ids))
+            logs.append((run_files.HOLDOUT, test_header, ids))
         for folder, *arguments in logs if self._ranks.writes else ():
             path = make_folder(make_folder(self.run_dir), folder)
             self._writers.append(NormLogWriter(path, *arguments))
@@ -464,11 +463,11 @@ class Recorder:
             if self._writers:
                 machine = environment_of(next(self._run.module.parameters()).device)
                 about = {**machine, **self._run_info, "recorder": dict(header.run)}
-                write_json(folder / RUN_JSON, about)
+                write_json(folder / run_files.RUN_JSON, about)
                 if self._resume_at is None:
                     if self._started is not None:
                         self._started.keep(folder)
-                    sign(folder, self._key)
+                    run_files.sign(folder, self._key)
             if self._step and self._clipping.varies:
                 resumed = open_run(folder)
                 self._clipping.restore(resumed.log, journal_state.read_left_out(resumed))
@@ -489,14 +488,14 @@ class Recorder:
             if self._writers:
                 with self._disk_errors_handled(), self._norm_pass.evaluation() as model:
                     table = self._data.example_table(model, self._train, self._test)
-                    table.to_parquet(folder / EXAMPLES)
+                    table.to_parquet(folder / run_files.EXAMPLES)
                     if self._keep_model:
                         keep_model(model, folder)
                     if self._started is not None:
                         self._started.scores(model).to_parquet(folder / self._started.file_name)
         if self._writers:
             with self._disk_errors_handled():
-                seal(folder, self._key)
+                run_files.seal(folder, self._key)
 
     def _flush(self) -> int:
         """Log every step that was taken, and return their number."""

@@ -271,7 +271,9 @@ class TrainingData:
 
 
 def length(dataset: Any, name: str) -> int:
-    """Length of a map-style data set; InputError if it has none."""
+    """Length of a map-style data set; InputError if it has none, or holds columns, not items."""
+    if isinstance(dataset, pd.DataFrame):
+        raise refused("refusal.arguments", "frame", name=name)
     try:
         return len(dataset)
     except TypeError as error:

@@ -88,7 +88,8 @@ def _first_screen(audit: Audit, values: Mapping[str, Any], report: str) -> dict[
     """Texts of the first screen, each as long as its room; points to look at fill what is left."""
     why, n_rows = _brief(_why(audit), audit.run.n_examples), audit.run.n_examples
     points = [
-        formats.shorten(_brief(text, n_rows), _ROOM) for text in values["alarms"] + values["notes"]
+        formats.shorten(_brief(_as_check(audit, text), n_rows), _ROOM)
+        for text in values["alarms"] + values["notes"]
     ]
     points = [text for text in dict.fromkeys(points) if text != formats.shorten(why, _ROOM)]
     more = f"{report} | --verbose" if report else "--verbose"
@@ -114,11 +115,15 @@ def _height(values: Mapping[str, Any]) -> int:
 
 def _why(audit: Audit) -> str:
     """Why the guarantee is not supported, as the checks say it that failed."""
-    found, failed = audit.guarantee, {one.detail: one for one in audit.checks}
-    if found.stands and not found.publishable:
-        return str(found.withheld)
-    named = [f"{failed[text].title}: {text}" if text in failed else text for text in found.reasons]
-    return named[0] if named else str(found.withheld)
+    found = audit.guarantee
+    withheld = (found.stands and not found.publishable) or not found.reasons
+    return str(found.withheld) if withheld else _as_check(audit, found.reasons[0])
+
+
+def _as_check(audit: Audit, text: str) -> str:
+    """A sentence as the failed check says it whose finding it repeats, if it repeats one."""
+    failed = (one for one in audit.checks if one.status == _facts.FAILED)
+    return next((f"{one.title}: {one.detail}" for one in failed if one.detail in text), text)
 
 
 def _brief(text: str, n_rows: int, key: str = "line") -> str:

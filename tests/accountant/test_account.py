@@ -280,3 +280,8 @@ def test_a_delta_of_one_over_n_is_warned_about():
     log = NormLog.from_arrays(np.full((1, 100), 0.3), [0], **CIFAR)
     with pytest.warns(PrivacyWarning, match="delta=0.01 is at least 1/n"):
         account(log, delta=0.01)
+
+
+def test_the_path_of_a_run_is_no_log():
+    with pytest.raises(InputError, match=r"'runs/mine' is not a NormLog; .* NormLog.open\(RUN\)"):
+        account("runs/mine", delta=1e-5)

@@ -148,6 +148,8 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
     )
     assert to_json(by_sex) == to_json(expected)
     assert [table.by for table in groups_of(folder, [])] == ["label", "sex", "age:bins=10"]
+    for within in (None, "label"):  # one column may be named without a list
+        assert [table.by for table in groups_of(folder, "sex", within=within)] == ["sex"]
     (plain,) = groups_json((by_sex,), read_summary(folder))
     assert plain["rows"][0]["mean"] == expected.rows["mean"][0]
     assert plain["claim"] == "exact"

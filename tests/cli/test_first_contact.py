@@ -51,6 +51,8 @@ def typed(message, command):
 def test_without_a_run_the_runs_here_are_listed(indpriv, a_run):
     shutil.copytree(a_run, "reports/demo/run")
     shutil.copytree(a_run, a_run / "holdout")  # test examples are no run of their own
+    Path("reports/demo/ledger").mkdir()
+    shutil.copy(a_run / "journal.jsonl", "reports/demo/ledger")  # what publish paid for is none
     for arguments in (["audit"], ["audit", "nowhere"], ["audit", "."], ["audit", "runs"]):
         message = indpriv(*arguments, code=2).err
         assert message.startswith("error:")
@@ -99,6 +101,8 @@ def test_a_run_that_is_still_written(indpriv, a_run):
 
 def test_an_audit_directory_instead_of_a_run(indpriv, a_run):
     indpriv("audit", a_run, "--delta", "1e-5")
+    message = indpriv("audit", a_run / "audit", code=2).err
+    assert typed(message, "audit")[-1] == ["audit", str(a_run)]
     shutil.move(a_run / "audit", "runs/report")
     for path in ("runs/report", "runs/report/report.html"):
         message = indpriv("audit", path, code=2).err

@@ -190,7 +190,7 @@ def test_checkpoints_with_a_spec(tmp_path, capsys):
     torch.save({"step": 5, "model": model.state_dict()}, models / "step_5.pt")
     arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--set", "at=5"]
     assert run(arguments) == 2
-    assert "the same as before it" in in_one_line(capsys, "err")
+    assert "no noise was given" in in_one_line(capsys, "err")
     arguments += ["--set", "max_grad_norm=0.1", "--set", "noise_multiplier=0.001", "--json"]
     assert run([*arguments, "--attack", "informed", "--attack", "first-layer"]) == 0
     informed, first = json.loads(capsys.readouterr().out)["reconstruction"]

@@ -110,7 +110,7 @@ def test_a_needed_check_that_was_not_made_loses_supported(key, missing):
     one = guarantee_of(epsilon_table(np.ones(99)), checks, {})
     title = LINES[CHECKS[key].line].title.lower()
     assert len(one.reasons) == 1
-    assert one.reasons[0].startswith(f"{title} is not verified (")
+    assert one.reasons[0].startswith(f"not verified: {title} (")
     assert "; to verify it, " in one.reasons[0]
     assert f"4 of 5 lines verified; {title} declared" in one.evidence
 

@@ -131,7 +131,7 @@ def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_trai
     ],
 )  # fmt: skip
 def test_counts_that_no_session_has_are_one_message(strange):
-    with pytest.raises(EvidenceError, match=f"{next(iter(strange))}.*is not as indpriv writes it"):
+    with pytest.raises(EvidenceError, match=f"{next(iter(strange))}.*is not right"):
         synthetic.session_counts(30, 100, 0.1, **strange)
 
 

@@ -11,7 +11,7 @@ from opacus.utils.uniform_sampler import (
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from indpriv import EvidenceError, ExampleTable, InputError, NormLog
+from indpriv import EvidenceError, ExampleTable, InputError, NormLog, RoundRecorder
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
 from recording.loops.parts import Views, view_losses
@@ -275,3 +275,36 @@ def test_views_of_an_example_are_refused_with_what_to_do(mode, tmp_path):
         Recorder(tmp_path / "run", dataset=views, loss_fn=view_losses).attach(
             run.model, run.optimizer, run.loader
         ).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("run_info", "said"),
+    [
+        ({"delta": "1e-5"}, "run_info: delta='1e-5' is not right: it should be a valid number"),
+        ({"groups": "sex"}, "run_info: groups='sex' is not right: it should be a valid list"),
+        ({"config": pd.DataFrame({"a": [1]})}, "run_info cannot be written as JSON: .*DataFrame"),
+        ({"rate": float("nan")}, "run_info cannot be written as JSON"),
+    ],
+)
+def test_what_run_json_cannot_hold_is_refused_before_training(run_info, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, run_info=run_info)
+    with pytest.raises(InputError, match=said):
+        RoundRecorder(tmp_path / "rounds", ["a"], sampler="poisson", run_info=run_info)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_data_frame_is_no_data_set(tmp_path):
+    people = pd.DataFrame({"age": [1.0], "label": [0]})
+    with pytest.raises(
+        InputError, match=r"dataset is a DataFrame, .* pass the data set that the D"
+    ):
+        Recorder(tmp_path / "run", dataset=people, loss_fn=PER_EXAMPLE)
+
+
+@pytest.mark.parametrize("below", [".", "runs/mine"])
+def test_a_file_in_the_place_of_the_run_is_named(below, tmp_path):
+    file = tmp_path / "people.csv"
+    file.touch()
+    with pytest.raises(InputError, match=r"people\.csv is a file, and a directory is needed"):
+        Recorder(file / below, dataset=blobs(), loss_fn=PER_EXAMPLE)

@@ -61,7 +61,7 @@ def test_bad_input_ends_in_one_message(audit_dir, call):
             "no column 'height'",
         ),
         ((audit_dir / "no", "--epsilon", "1", "--mean"), "make an audit first"),
-        ((audit_dir, "--epsilon", "1", "--of", "norms"), "--of norms is for a run directory"),
+        ((audit_dir, "--epsilon", "1", "--of", "norms"), "--of norms needs a run directory"),
     ):
         _, error = call("publish", "quantiles", *arguments, code=2)
         assert words in error

@@ -294,6 +294,15 @@ def audits_of(run, summary):
         "no noise": made(recorder={"no_privacy": "no noise"}),
         "unproven": made(checks=(*CHECKS, failed("batch_sizes", "too many"))),
         "declared": made(checks=()),
+        "own loader": made(
+            checks=(
+                *CHECKS,
+                failed(
+                    "batch_for_every_step",
+                    "8 of 8 steps used no batch of their own from the attached loader",
+                ),
+            )
+        ),
         "guessed": made(checks=(*CHECKS, failed("seeds", "torch.manual_seed(0)"))),
         "system": made(checks=(*CHECKS, OF_CHECKS["seeds"].fact("not checked", "the system's"))),
         "partly": made(checks=sound_checks(replay="not checked")),

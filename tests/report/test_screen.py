@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from indpriv._facts import templates
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.summary import alarms_of
 from indpriv.report.formats import shorten
-from indpriv.report.report import print_audit
+from indpriv.report.report import _brief, print_audit
 
 PAGE = "reports/credit/report.html"
 LETTERS = st.characters(categories=("L", "N"), include_characters=" -_<>=/.()")
@@ -115,7 +116,7 @@ def test_it_fits_16_lines_of_80_columns(audits, with_content, data, base, name):
         ("void", "nothing: the noise was seeded, so anyone with the seed can take it away"),
         ("unproven", "nothing: odd batch sizes: look for filters"),
         ("declared", "nothing was checked. Train with a Recorder attached."),
-        ("partly", "contribution is not verified. To verify it, record"),
+        ("partly", "contribution not verified. To verify it, record"),
         ("delta", "nothing: delta is at least 1/n. Audit again with a smaller --delta."),
         ("older", "Recorded by an earlier version. Train with today's Recorder."),
         ("huge", "at most 100 % of members"),
@@ -199,3 +200,38 @@ def test_why_epsilons_are_estimates_begins_a_line_of_its_own(audits):
 
 def test_what_was_cut_already_has_one_ellipsis():
     assert shorten("a, b and 2…; 1 more grouping", 12) == "a, b and 2…"
+
+
+def test_a_failed_check_says_once_what_to_do(audits):
+    text = screen(audits["own loader"])
+    assert "nothing: the loop must draw from the DataLoader that make_private gave." in words(text)
+    assert words(text).count("make_private gave") == 1
+    assert "refuted: " not in text.split("Please look at")[-1]  # neither repeated nor cut
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        ("batch_for_every_step", "unstepped"),
+        ("batch_for_every_step", "looks"),
+        ("batch_for_every_step", "unmatched"),
+        ("whole_batches", "failed"),
+        ("clipping", "other_norm"),
+        ("clipping", "ghost"),
+        ("noise", "small"),
+        ("gradient_taken", "other"),
+        ("loss", "factor"),
+        ("loss", "tokens"),
+        ("loss", "differ"),
+        ("rows", "other_rows"),
+        ("fed", "other_rows"),
+        ("alone", "changes"),
+        ("state", "other_weights"),
+    ],
+)
+def test_a_failed_check_has_a_line_that_fits(check):
+    key, case = check
+    found = templates("check")[key]
+    line = _brief(f"{found.title}: {found.texts[case]}", 100)
+    assert line not in found.texts.values()
+    assert cell_len(line) <= 62

@@ -333,11 +333,8 @@ class NormPass:
             if not reasons[name]:
                 return next(iter(reasons.values()))
         name, reason = list(reasons.items())[-1]
-        raise InputError(
-            (model_checks.hindrance(self._model.module, few) if len(reasons) > 1 else "")
-            or f"per-example norms of this model cannot be computed: {reason} (backend {name}); "
-            "freeze the layers that it names (requires_grad_(False)), or replace them"
-        )
+        said = model_checks.hindrance(self._model.module, few) if len(reasons) > 1 else ""
+        raise InputError(said or text("refusal.attached", "no_norms", reason=reason, name=name))
 
     def _check_many(self, batch: Batch) -> None:
         """Raise InputError if as many examples at once as later have other norms or losses."""
