@@ -136,8 +136,10 @@ class LogState:
 
     @property
     def most_participations(self) -> int | None:
-        """Largest number of times that one example was drawn; None if nobody counted."""
-        counts = [session.draws.participations_max for session in self.sessions if session.draws]
+        """Largest number of times that one example was drawn; None if it is not known."""
+        # What was drawn says nothing of a step that used another batch.
+        known = [one.draws for one in self.sessions if one.draws and not one.steps_of_other_batches]
+        counts = [draws.participations_max for draws in known]
         return sum(counts) if counts and len(counts) == len(self.sessions) else None
 
     @property

@@ -211,6 +211,14 @@ class SessionCounts(_Counts):
     training: TrainingCounts | None = Field(default=None, exclude=True)  # None if nobody watched
     noise: NoiseCounts | None = None  # None if it was not measured
 
+    @property
+    def steps_of_other_batches(self) -> int:
+        """Steps that used no drawn batch, or another number of rows than theirs has."""
+        if self.training is None or self.draws is None:
+            return 0
+        undrawn = max(self.training.undrawn_steps, self.training.steps - self.draws.draws)
+        return undrawn + self.training.unmatched_steps
+
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is known, that of draws and training among the others."""
         parts = [part.model_dump() for part in (self, self.draws, self.training) if part]
@@ -229,9 +237,7 @@ class SessionCounts(_Counts):
             known = any(content.get(key) is not None for key in kind.model_fields)
             nested[name] = check(kind, content, where) if known else None
         counts = check(cls, {**content, **nested}, where)
-        missing = counts.to_json().keys() - content.keys()
-        if missing:
-            raise EvidenceError(
-                f"{where} lack {', '.join(sorted(missing))}: another version of indpriv wrote them"
-            )
+        if missing := counts.to_json().keys() - content.keys():
+            named = ", ".join(sorted(missing))
+            raise EvidenceError(f"{where} lack {named}: another version of indpriv wrote them")
         return counts

@@ -227,3 +227,20 @@ def test_dropout_is_exact_from_the_norms_of_training_itself(tmp_path):
     assert "dropout included" in known.claim_reason
     recorded = log.batch_norms.read(0, 120)
     np.testing.assert_allclose(sorted(recorded.norm), sorted(norms), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "participation"), [("sequential", None), ("poisson", "known")])
+def test_steps_on_another_loader_count_for_everybody(kind, participation, tmp_path):
+    dataset = blobs()
+    given = {"data_loader": loader_of(dataset, "sequential"), "poisson_sampling": False}
+    run = make_run(dataset, **({} if kind == "poisson" else given), noise_multiplier=2.0)
+    torch.seed()
+    log = record(run, tmp_path / "run", epochs=1, loader=DataLoader(dataset, batch_size=12))
+    assert log.total_steps == 10
+    assert log.most_participations is None
+    options = {} if participation is None else {"participation": participation}
+    found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5, **options)
+    assert found.account.participation == "known"
+    truth = oracles.gaussian_epsilon(np.sqrt(10) / 2.0, 1e-5)  # anyone in any step
+    assert found.guarantee.worst_case_epsilon == pytest.approx(truth)
+    assert found.guarantee.status == "unproven"
