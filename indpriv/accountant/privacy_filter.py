@@ -90,7 +90,7 @@ class PrivacyFilter:
         return cls(float(_ORDERS[best]), float(caps[best]))
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
-        """Epsilon that the cap guarantees, at this one order; InputError for delta outside (0, 1)."""
+        """Epsilon that the cap guarantees at this order; InputError for delta outside (0, 1)."""
         offset = epsilon_offsets(np.array([self.order]), _checks.check_delta(delta), conversion)
         return max(0.0, self.rdp_cap + float(offset[0]))
 

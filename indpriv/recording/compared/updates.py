@@ -6,7 +6,9 @@ Sensitive.
 import copy
 import gc
 import hashlib
+import inspect
 import math
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +45,7 @@ _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", 
 _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")  # of users
 _NUMBERS = int | float | str | np.generic | Tensor
+_GIVEN_ONCE = (Iterator, torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class PublishedState:
@@ -219,13 +222,7 @@ class Settings:
             one.follow(step)
         if late := [one.kind for one in self._schedulers if one.has_stopped(step) and not said]:
             return "stopped", {"kind": late[0], "step": step}
-        changed = [
-            name for name in now if name not in said and last.get(name, now[name]) != now[name]
-        ]
-        unexplained = [
-            name for name in changed if not self._by_law(name, now[name], last.get(name), released)
-        ]
-        if not unexplained:
+        if not (unexplained := self._unexplained(now, last, released, said)):
             return "", {}
         kinds = ", ".join(dict.fromkeys(one.kind for one in self._schedulers))
         values = {"names": ", ".join(unexplained), "step": step, "kinds": kinds}
@@ -246,9 +243,11 @@ class Settings:
         """Settings that were written after the last step, where no law may have moved them."""
         if self.last is None or self._public is not None or self._schedulers:
             return []
-        now, last, released = self._now(setting), self.last, self._released
-        changed = [name for name in now if last.get(name, now[name]) != now[name]]
-        return [one for one in changed if not self._by_law(one, now[one], None, released)]
+        return self._unexplained(self._now(setting), self.last, self._released)
+
+    def _unexplained(self, now: Any, last: Any, released: Any, said: Any = ()) -> list[str]:
+        changed = [one for one in now if one not in said and last.get(one, now[one]) != now[one]]
+        return [one for one in changed if not self._by_law(one, now[one], last.get(one), released)]
 
     def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
@@ -257,7 +256,7 @@ class Settings:
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
             mine = [one for one in laws if one.of_opacus and kind in one.kind]
-            return any(one.gives(last[0], now[0]) and one.is_steady for one in mine)
+            return any(one.is_steady and one.gives(last[0], now[0]) for one in mine)
         laws = [one for one in laws if not one.of_opacus]
         if not laws or any(one.kind == "ReduceLROnPlateau" for one in laws):
             return False
@@ -317,6 +316,10 @@ class _Scheduler:
 
     def _repeats(self) -> bool:
         """Whether functions of the user's give what they gave when they were asked ahead."""
+        closures = map(inspect.getclosurevars, filter(inspect.isfunction, self._functions()))
+        held = [value for one in closures for names in one[:2] for value in names.values()]
+        if any(isinstance(value, _GIVEN_ONCE) for value in held):
+            return False  # training would miss what it gave us
         epoch = max(getattr(self.own, "last_epoch", 0), 0)  # -1: of a part that has not begun
         return self._law.at(epoch)[1] and all(part._repeats() for part in self._parts)
 
@@ -349,12 +352,9 @@ def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
 
 def _is_scheduler(kind: type) -> bool:
     """Whether torch or Opacus wrote the class itself; a subclass may read anything."""
-    module = str(kind.__module__)
-    if module.startswith("opacus.schedulers"):
-        return True
-    return module.startswith("torch.optim.") and (
-        issubclass(kind, lr_scheduler.LRScheduler) or kind is lr_scheduler.ReduceLROnPlateau
-    )
+    of_torch = issubclass(kind, lr_scheduler.LRScheduler)
+    authors = ("opacus.schedulers", "torch.optim.") if of_torch else "opacus.schedulers"
+    return str(kind.__module__).startswith(authors)
 
 
 class _Law:

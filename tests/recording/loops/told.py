@@ -445,3 +445,13 @@ def public_gradient_added_after_the_noise(s):
 def rows_left_out_by_the_collate_function(s):
     """As corrupt files are: an example without a gradient is harmless, but cannot be told from others."""
     s.train(collate=lambda rows: default_collate([row for row in rows if row[0][0] < 2]))
+
+
+@told("settings", "hooks ghost")
+def learning_rates_taken_from_an_iterator(s):
+    """The Recorder must not ask for one: training would miss it, and end before its time."""
+    rates = iter([0.9**k for k in range(60)])
+    s.make()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(s.inner, lambda _: next(rates))
+    s.go(after=lambda s, x, y: scheduler.step())
+    assert 0 < s.inner.param_groups[0]["lr"] == 0.1 * 0.9**s.steps
