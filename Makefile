@@ -19,7 +19,8 @@ demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
 
 # One process a core, up to four: each takes half a gigabyte. More threads in each would only fight over the cores.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+# Each begins with a part of its own, so that what the tests of a file share is made once.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

@@ -48,7 +48,11 @@ def train() -> None:
             shutil.rmtree(run_dir, ignore_errors=True)  # an interrupted run
             write_json(kept, measured(setting, base, private, secrets, run_dir))
         figures.append(read_json(kept) | {"learning_rate": setting.learning_rate})
-    write_json(FIGURES, {"about": ABOUT, "models": figures})
+    known = read_json(FIGURES) if FIGURES.is_file() else {}
+    before = known.get("before", [])  # runs have no seed, so none is left out
+    if known and known["models"] != figures:
+        before.append({"models": known["models"]})
+    write_json(FIGURES, {"about": ABOUT, "models": figures, "before": before})
 
 
 if __name__ == "__main__":

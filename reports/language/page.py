@@ -82,6 +82,13 @@ def _out(model: Mapping[str, Any], side: str) -> int:
     return int(model["extraction"][side]["discoverable"]["100"])
 
 
+def _earlier(run: Mapping[str, Any]) -> str:
+    """What a run of the command before this one found."""
+    aucs = ", ".join(f"{model['attacks'][CHOSEN]['auc']:.3f}" for model in run["models"])
+    out = sum(_out(model, "members") for model in run["models"])
+    return f" A run before this one had AUCs of the loss of {aucs}, and {out} secrets came out."
+
+
 def _n(model: Mapping[str, Any]) -> int:
     return int(model["extraction"]["members"]["n"])
 
@@ -109,8 +116,8 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
         f"Batches of {about['batch']}; AdamW at "
         + " and ".join(f"{rate:g}" for rate in sorted({model["learning_rate"] for model in models}))
         + "; with DP gradients are clipped at 1, and epsilon is the worst case of the audit. Texts and the public "
-        "model are seeded; coins, batches and noise are not, so that another run of the command has figures near "
-        "these.",
+        "model are seeded; coins, batches and noise are not."
+        + "".join(map(_earlier, figures.get("before", ()))),
         "",
         *_status(models),
         "## What was found, and by which rule",

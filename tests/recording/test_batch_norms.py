@@ -35,8 +35,15 @@ def check_against_full_records(log):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("physical", [None, 5])
+@pytest.mark.parametrize(
+    ("workers", "physical"),
+    [
+        (0, 5),
+        (2, None),
+        pytest.param(0, None, marks=pytest.mark.slow),
+        pytest.param(2, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_entries_are_those_of_the_drawn_batch(mode, workers, physical, tmp_path):
     run = make_run(mode=mode, workers=workers)
     sizes = []

@@ -16,7 +16,7 @@ from runs import PER_EXAMPLE, blobs, failed, make_run, mlp, record
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_norms_in_training_are_the_recorded_ones(mode, workers, tmp_path):
     record(make_run(mode=mode, workers=workers), tmp_path / "run", every=1)
     check = next(

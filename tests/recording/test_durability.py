@@ -205,7 +205,7 @@ def test_steps_that_were_logged_before_a_failure_are_not_logged_twice(tmp_path, 
 def test_a_directory_that_cannot_be_written_is_said_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     run = make_run()
-    with pytest.raises(OSError, match=re.escape(str(tmp_path / "file"))):
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'file'} is a file")):
         record(run, tmp_path / "file" / "run")
     assert run.engine.accountant.history == []
 

@@ -57,8 +57,15 @@ def watched(run, on_step, thresholds=None):
     return watch, stack.close
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("physical", [None, 5])
+@pytest.mark.parametrize(
+    ("workers", "physical"),
+    [
+        (0, 5),
+        (2, None),
+        pytest.param(0, None, marks=pytest.mark.slow),
+        pytest.param(2, 5, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
     run = make_run(mode=mode, workers=workers)
