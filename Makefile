@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 PIP = $(BIN)/pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-lowest test-opacus15 check dist lock format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
+.PHONY: demo test test-all test-lowest test-opacus15 check lint dist lock format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -56,7 +56,11 @@ dist:
 	.venv-dist/bin/python -m build --outdir dist
 	.venv-dist/bin/twine check --strict dist/*
 
-check: test
+# At once: types are checked on one core, and the tests leave some of the other.
+check: $(VENV)/.installed-dev
+	$(MAKE) --jobs 2 test lint
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
