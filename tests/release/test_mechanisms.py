@@ -343,4 +343,5 @@ def test_descent_loses_no_more_than_it_claims():
     delta = 1e-3
     assert least_loss(descent(1.0, delta), ONE, NOBODY, draws=1500, delta=delta) <= 1.0
     one_for_all = descent(1.0, delta, rounds=1)
-    assert least_loss(one_for_all, ONE, NOBODY, draws=1500, delta=delta) > 1.0
+    # Of 1,500 draws, which have no seed, about one in twenty would not show it.
+    assert least_loss(one_for_all, ONE, NOBODY, draws=4000, delta=delta) > 1.0
