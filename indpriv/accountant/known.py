@@ -125,11 +125,7 @@ def _in_all_steps(log: NormLog, method: Method, blocks: Sequence[Columns]) -> Co
 
 
 def _squared_shifts(
-    log: NormLog,
-    entries: BatchNormEntries,
-    owners: IntArray | None,
-    n: int,
-    opposite: float,
+    log: NormLog, entries: BatchNormEntries, owners: IntArray | None, n: int, opposite: float
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """(n,) own, clipped and participations of n units over the steps that they took part in.
 

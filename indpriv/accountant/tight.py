@@ -392,11 +392,7 @@ class OnLine:
                 yield rows, terms
 
     def log_delta(
-        self,
-        rows: IntArray,
-        terms: NDArray[np.complex128],
-        index: IntArray,
-        epsilon: FloatArray,
+        self, rows: IntArray, terms: NDArray[np.complex128], index: IntArray, epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Log delta of rows[index] of `chunks`, from above, and minus its slope [2.2] [4.5]."""
         rows, terms = rows[index], terms[index]
@@ -424,11 +420,7 @@ class OnLine:
         return total, self.line.at.tilt * total + step * numbered.imag.sum(axis=1)
 
     def log_delta_below(
-        self,
-        rows: IntArray,
-        terms: NDArray[np.complex128],
-        index: IntArray,
-        epsilon: FloatArray,
+        self, rows: IntArray, terms: NDArray[np.complex128], index: IntArray, epsilon: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """The same from below [3.2] [3.4]; -inf where nothing is shown.
 

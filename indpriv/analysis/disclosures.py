@@ -211,9 +211,7 @@ def _values(audit: Audit) -> dict[str, object]:
         "contributions": CONTRIBUTIONS.get(clipping, ""),
         "longer": 1 + (recorder.get("clip_excess") or 0.0),
         "norms": text(
-            "disclosure.source_of_norms",
-            "rounded" if run.rounding else "not_rounded",
-            records=run,
+            "disclosure.source_of_norms", "rounded" if run.rounding else "not_rounded", records=run
         ),
         "ranks": _ranks(run),
         "recording": recording(run),

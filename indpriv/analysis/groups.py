@@ -297,11 +297,7 @@ def _share(name: str, hits: FloatArray, trials: FloatArray) -> dict[str, Any]:
 
 
 def _standardised(
-    counts: FloatArray,
-    labels: Sequence[str],
-    means: statistics.Means,
-    min_size: int,
-    top: float,
+    counts: FloatArray, labels: Sequence[str], means: statistics.Means, min_size: int, top: float
 ) -> dict[str, Any]:
     """Columns of label-standardised means; counts: (n_groups, n_labels) training examples."""
     present = np.flatnonzero(counts.sum(axis=0))

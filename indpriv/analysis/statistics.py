@@ -241,11 +241,7 @@ def relation_intervals(x: FloatArray, y: FloatArray) -> dict[str, Interval]:
     dx, dy = x - x.mean(), y - y.mean()
     u, v = (stats.rankdata(values) / n - (n + 1) / (2 * n) for values in (x, y))
     # What each pair adds to the influence on variances and covariance, as ranks depend on it too
-    by_rank = (
-        2 * _mean_above(x, u),
-        2 * _mean_above(y, v),
-        _mean_above(x, v) + _mean_above(y, u),
-    )
+    by_rank = (2 * _mean_above(x, u), 2 * _mean_above(y, v), _mean_above(x, v) + _mean_above(y, u))
     for name, a, b, (on_aa, on_bb, on_ab) in (
         ("pearson", dx / np.abs(dx).max(), dy / np.abs(dy).max(), (0.0, 0.0, 0.0)),
         ("spearman", u, v, by_rank),

@@ -139,10 +139,7 @@ def _challenge(
 
 
 def _log(
-    run_dir: Path,
-    opened: Callable[[], OpenedRun],
-    signed_by: Path | None,
-    compared: Sequence[Fact],
+    run_dir: Path, opened: Callable[[], OpenedRun], signed_by: Path | None, compared: Sequence[Fact]
 ) -> _Part:
     """The checks of a log, with those against checkpoints, and the lines of its account."""
     checks, lines = evidence_of_run(opened, signed_by)

@@ -212,12 +212,12 @@ class SessionCounts(_Counts):
     noise: NoiseCounts | None = None  # None if it was not measured
 
     @property
-    def steps_of_other_batches(self) -> int:
-        """Steps that used no drawn batch, or another number of rows than theirs has."""
-        if self.training is None or self.draws is None:
+    def undrawn_steps(self) -> int:
+        """Steps that used no drawn batch; 0 where nobody counted."""
+        training, draws = self.training, self.draws
+        if training is None or draws is None:
             return 0
-        undrawn = max(self.training.undrawn_steps, self.training.steps - self.draws.draws)
-        return undrawn + self.training.unmatched_steps
+        return max(training.undrawn_steps, training.steps - draws.draws)
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is known, that of draws and training among the others."""

@@ -4,11 +4,13 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from functools import partial, update_wrapper
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from indpriv._checks import check_choice
@@ -258,12 +260,33 @@ class CausalLMLoss:
         return losses / (labels[:, 1:] != self.ignore_index).sum(1).clamp(min=1)
 
 
-def fresh(loss_fn: LossFn) -> LossFn:
-    """A copy, so that what a loss object remembers stays as training left it."""
+def fresh(held: Any, deep: int = 3) -> Any:
+    """A copy of a loss, and of what functions read, so that what it remembers stays as it is."""
+    if isinstance(held, partial):
+        return partial(fresh(held.func, deep), *map(fresh, held.args), **held.keywords)
     try:
-        return copy.deepcopy(loss_fn)
-    except (TypeError, RuntimeError, AttributeError):
-        return loss_fn
+        if not isinstance(held, FunctionType) or held.__globals__["__name__"][:5] == "torch":
+            return copy.deepcopy(held)
+        read = inspect.getclosurevars(held)
+        named = {**read.globals, **read.nonlocals}
+        kept = {name: one for name, one in named.items() if deep and _remembers(one)}
+        own = named | {name: fresh(one, deep - 1) for name, one in kept.items()}
+        cells = (CellType(own[name]) for name in held.__code__.co_freevars)
+        spaces = held.__globals__ | own
+        made = FunctionType(held.__code__, spaces, None, held.__defaults__, (*cells,))
+        made.__kwdefaults__ = held.__kwdefaults__
+        return update_wrapper(made, held)
+    except (TypeError, RuntimeError, AttributeError, ValueError):  # what has no copy, empty cells
+        return held
+
+
+def _remembers(one: Any) -> bool:
+    """Whether a loss may keep what it saw there; not models and trainers, which it only reads."""
+    if isinstance(one, nn.Module):
+        return not any(True for _ in one.parameters())
+    if isinstance(one, list | dict | set | Tensor | np.ndarray | SimpleNamespace):
+        return True
+    return callable(one) and not isinstance(one, type | MethodType)
 
 
 def with_targets(loss_fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:

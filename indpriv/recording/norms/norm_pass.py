@@ -278,13 +278,7 @@ class NormPass:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        inputs: Any,
-        targets: Any,
-        *,
-        backend: str = "auto",
+        self, model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, backend: str = "auto"
     ) -> None:
         """Choose a backend and check it on some real examples.
 

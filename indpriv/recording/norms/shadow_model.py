@@ -217,11 +217,7 @@ def described_parameters(module: nn.Module) -> dict[str, Any]:
     """What the header of a log says of a model: trainable parameters, layers by class."""
     sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
     layers = Counter(type(m).__name__ for m in module.modules() if not list(m.children()))
-    return {
-        "n_parameters": sum(sizes.values()),
-        "trainable": sorted(sizes),
-        "layers": dict(layers),
-    }
+    return {"n_parameters": sum(sizes.values()), "trainable": sorted(sizes), "layers": dict(layers)}
 
 
 def trainable_names(module: nn.Module) -> frozenset[str]:
