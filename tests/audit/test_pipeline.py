@@ -301,6 +301,11 @@ def test_shuffled_batches_have_no_guarantee_with_secret_participation(artifacts,
     summary = audit(folder, tmp_path / "audit", delta=DELTA, participation="secret")
     assert (summary.guarantee.status, summary.claim) == ("unproven", "estimate")
     assert "No guarantee is proven" in summary.guarantee.statement
+    page = (tmp_path / "audit" / "audit.md").read_text("utf-8").replace("\\", "")
+    verdict = page.split("### What you may")[0]
+    for reason in summary.guarantee.reasons:  # once, and what to do
+        assert verdict.lower().count(reason.lower()) == 1
+        assert all(one.advice in verdict for one in summary.checks if one.detail == reason)
 
 
 @quick
