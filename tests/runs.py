@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from opacus import PrivacyEngine
 from torch import nn
@@ -18,6 +19,10 @@ from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 
 PER_EXAMPLE = nn.CrossEntropyLoss(reduction="none")
+LOADING = (  # workers of the loader, and physical batch sizes; each with and without is quick once
+    *((0, 5), (2, None)),
+    *(pytest.param(0, None, marks=pytest.mark.slow), pytest.param(2, 5, marks=pytest.mark.slow)),
+)
 
 
 def blobs(n: int = 120, features: int = 6) -> TensorDataset:

@@ -86,7 +86,8 @@ def _earlier(run: Mapping[str, Any]) -> str:
     """What a run of the command before this one found."""
     aucs = ", ".join(f"{model['attacks'][CHOSEN]['auc']:.3f}" for model in run["models"])
     out = sum(_out(model, "members") for model in run["models"])
-    return f" A run before this one had AUCs of the loss of {aucs}, and {out} secrets came out."
+    came = f"{out or 'no'} secret{'s' if out > 1 else ''} came out"
+    return f" A run before this one had AUCs of the loss of {aucs}, and {came}."
 
 
 def _n(model: Mapping[str, Any]) -> int:

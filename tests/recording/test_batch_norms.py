@@ -12,7 +12,7 @@ from indpriv.norm_log.fields import RecordingPolicy
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
-from runs import PER_EXAMPLE, blobs, make_run
+from runs import LOADING, PER_EXAMPLE, blobs, make_run
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
 
@@ -35,15 +35,7 @@ def check_against_full_records(log):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("workers", "physical"),
-    [
-        (0, 5),
-        (2, None),
-        pytest.param(0, None, marks=pytest.mark.slow),
-        pytest.param(2, 5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("workers", "physical"), LOADING)
 def test_entries_are_those_of_the_drawn_batch(mode, workers, physical, tmp_path):
     run = make_run(mode=mode, workers=workers)
     sizes = []

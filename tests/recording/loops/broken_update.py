@@ -242,11 +242,12 @@ class Told(torch.optim.SGD):
         return super().step(closure)
 
 
+def tell(s, x, y):
+    s.inner.told = tuple(s.gradients(x, y))
+
+
 @broken("update noise", "hooks ghost", expect="unsupported")
 def optimizer_that_is_told_the_plain_gradient(s):
-    def tell(s, x, y):
-        s.inner.told = tuple(s.gradients(x, y))
-
     s.train(opt=lambda p: Told(p, 0.1), between=tell)
 
 
@@ -458,9 +459,6 @@ class Projected(Told):
 
 @broken("update", "hooks ghost", expect="unsupported", rare=True)
 def noisy_gradient_projected_on_the_plain_one(s):
-    def tell(s, x, y):
-        s.inner.told = tuple(s.gradients(x, y))
-
     s.train(opt=lambda p: Projected(p, 0.1), between=tell)
 
 

@@ -18,7 +18,7 @@ from indpriv.recording.opacus.gradients import ClippingWatch, clip_excess
 from indpriv.recording.opacus.run import OpacusRun, Ranks
 from indpriv.recording.training_data import Examples
 from indpriv.recording.watch import Watch
-from runs import PER_EXAMPLE, blobs, make_run
+from runs import LOADING, PER_EXAMPLE, blobs, make_run
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
 
@@ -57,15 +57,7 @@ def watched(run, on_step, thresholds=None):
     return watch, stack.close
 
 
-@pytest.mark.parametrize(
-    ("workers", "physical"),
-    [
-        (0, 5),
-        (2, None),
-        pytest.param(0, None, marks=pytest.mark.slow),
-        pytest.param(2, 5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("workers", "physical"), LOADING)
 @pytest.mark.parametrize("mode", MODES)
 def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
     run = make_run(mode=mode, workers=workers)
