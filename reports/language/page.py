@@ -82,12 +82,17 @@ def _out(model: Mapping[str, Any], side: str) -> int:
     return int(model["extraction"][side]["discoverable"]["100"])
 
 
+def aucs(run: Mapping[str, Any]) -> list[float]:
+    """Of the attack that decides, on each model."""
+    return [model["attacks"][CHOSEN]["auc"] for model in run["models"]]
+
+
 def _earlier(run: Mapping[str, Any]) -> str:
     """What a run of the command before this one found."""
-    aucs = ", ".join(f"{model['attacks'][CHOSEN]['auc']:.3f}" for model in run["models"])
+    found = ", ".join(f"{auc:.3f}" for auc in aucs(run))
     out = sum(_out(model, "members") for model in run["models"])
     came = f"{out or 'no'} secret{'s' if out > 1 else ''} came out"
-    return f" A run before this one had AUCs of the loss of {aucs}, and {came}."
+    return f" A run before this one had AUCs of the loss of {found}, and {came}."
 
 
 def _n(model: Mapping[str, Any]) -> int:
