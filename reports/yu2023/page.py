@@ -194,20 +194,27 @@ def changed_since(known: Known, audits_dir: Path) -> str:
 
 
 def tried_before(known: Known, audits_dir: Path) -> str:
-    """What the heads of audit files say was tried, and changed after its result was seen; "" where nothing was."""
+    """What the heads of audit files say of settings that were changed after a result was seen, and of earlier runs."""
+    tried = _said(known, audits_dir, _TRIED)
+    before = _said(known, audits_dir, "Run before")
+    return "".join(
+        ["Settings that were changed after a result was seen:\n\n", *tried, "\n"] * bool(tried)
+    ) + "".join(["Earlier runs of the same settings:\n\n", *before, "\n"] * bool(before))
+
+
+def _said(known: Known, audits_dir: Path, start: str | tuple[str, ...]) -> list[str]:
+    """Items of a list: paragraphs of the heads of audit files that begin with these words."""
     rows = []
     for name in known.audits:
         path = audits_dir / f"{name}.toml"
         head = path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
         paragraphs = re.sub(r"^# ?", "", head, flags=re.MULTILINE).split("\n\n")
         rows += [
-            f"- {name}: {' '.join(part.split('name = ')[0].split())}"
+            f"- {name}: {' '.join(part.split('name = ')[0].split())}\n"
             for part in paragraphs
-            if part.startswith(_TRIED)
+            if part.startswith(start)
         ]
-    if not rows:
-        return ""
-    return "Settings that were changed after a result was seen:\n\n" + "\n".join(rows) + "\n\n"
+    return rows
 
 
 def waiting(known: Known, audits_dir: Path) -> str:
