@@ -33,6 +33,7 @@ from indpriv.audit.pipeline import accounted, read_run
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import run_files, verify
+from indpriv.norm_log.fields import UNITS
 from indpriv.norm_log.norm_log import open_run
 
 WITHHELD = "withheld"
@@ -54,11 +55,13 @@ _COMPARED = {
 
 
 def check_limits(limits: Mapping[str, Any]) -> None:
-    """Raise InputError for limits that are not in gate.toml, or that limit nothing."""
+    """Raise InputError for limits not in gate.toml, that limit nothing, or that nothing meets."""
     for option, value in limits.items():
         _checks.check_choice("limit", option, (*LIMITS, GROUP_RATIO))
         share = option in LIMITS and summary.column_at(LIMITS[option]["figure"]).unit in SHARES
         largest = 1.0 if share else math.inf
+        if value is not None and option == "unit":
+            _checks.check_choice("--require unit", value, UNITS)
         if value is None or not option.startswith(("max_", "min_")):
             continue
         if not (math.isfinite(value) and 0 <= value <= largest):

@@ -257,10 +257,11 @@ def quantiles(
         made = "" if audit_dir.is_dir() else f"after {common.typed('audit', path)}, "
         typed = common.typed("publish quantiles", audit_dir)
         raise refused("refusal.commands", "epsilons_of_run", path=path, made=made, typed=typed)
-    ledger = settings.pop("ledger", None)
+    kept = {"ledger_dir": settings.pop("ledger", None)}
+    kept["empty_groups"] = settings.pop("empty_groups", False)
     request = Request(parse_quantiles(which), mean, groups=tuple(group), **options, **settings)
     limit = parse_budget(budget) if budget else None
-    published = publish.release(path, request, budget=limit, spend=spend, ledger_dir=ledger)
+    published = publish.release(path, request, budget=limit, spend=spend, **kept)
     common.show_result(as_json, published.content, publish.print_release, published.content)
     stored = "stored answer, shown at no further cost; --spend draws again"
     if not as_json:

@@ -12,12 +12,13 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import opacus
@@ -216,7 +217,7 @@ class Recorder:
         if record_holdout and test_set is None:
             raise refused("refusal.arguments", "holdout")
         self._autocast, self._run_info = autocast_anywhere(), run_files.checked_run_info(run_info)
-        self._attached = self._draws_privately = False
+        self._entered = self._attached = self._draws_privately = False
         self._is_open = False  # inside the block of attach
         self._step = self._first
         self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
@@ -240,10 +241,9 @@ class Recorder:
             raise refused("refusal.arguments", "references", wanted=wanted, n=n_examples)
         return np.sort(np.random.default_rng().choice(n_examples, wanted, replace=False))
 
-    @contextmanager
     def attach(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
-    ) -> "Iterator[Recorder]":
+    ) -> AbstractContextManager["Recorder"]:
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
         If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same
@@ -262,7 +262,24 @@ class Recorder:
             InputError: a set-up that cannot be accounted soundly; nothing has been trained yet.
             EvidenceError: during training, as soon as the log would be wrong (a replaced hook, an
                 accountant that has stopped counting).
+
+        Warns:
+            EvidenceWarning: what this returns was not entered by `with`, so nothing is recorded.
         """
+        block = self._attached_to(model, optimizer, loader)
+        finalize(block, self._say_if_not_entered)  # now if nothing holds it, or when Python ends
+        return block
+
+    def _say_if_not_entered(self) -> None:
+        if not self._entered:
+            said = text("refusal.arguments", "not_entered", run_dir=self.run_dir)
+            warnings.warn(said, EvidenceWarning, stacklevel=3)
+
+    @contextmanager
+    def _attached_to(
+        self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
+    ) -> "Iterator[Recorder]":
+        self._entered = True
         if self._attached:
             raise refused("refusal.arguments", "attached_before", run_dir=self.run_dir)
         data = self._data

@@ -62,6 +62,7 @@ def release(
     budget: Budget | None = None,
     spend: bool = False,
     ledger_dir: str | Path | None = None,
+    empty_groups: bool = False,
 ) -> Published:
     """Release statistics of individual epsilon, or of gradient norms before the first step.
 
@@ -73,10 +74,13 @@ def release(
         budget: limit on all releases of this directory together; set once, then enforced.
         spend: draw again, and pay again, even if the same request was answered before.
         ledger_dir: of the ledger, by default `ledger` in path; copies that name one share it.
+        empty_groups: release groups that nobody is in as well, so that none is missed; else such a
+            name is taken for a mistake.
 
     Raises:
-        InputError: values that cannot be released (see `assumptions`), a budget that does not cover
-            the cost, a ledger that was cut, or a second process. Nothing is drawn or spent then.
+        InputError: values that cannot be released (see `assumptions`), a group that nobody is in, a
+            budget that does not cover the cost, a ledger that was cut, or a second process. Nothing
+            is drawn or spent then.
     """
     mechanisms.opendp()
     directory = Path(path)
@@ -90,6 +94,9 @@ def release(
         fresh = figures is None
         if figures is None:
             ledger.check_affordable(request.cost)
+            for name, counts in source.counts.items():
+                if request.by and not (empty_groups or counts.any()):
+                    raise refused("refusal.source", "nobody", by=request.by, name=name)
             # All groups together cost what one does, as a person is in one at most.
             figures = {
                 name: draw(request, counts, source.grid) for name, counts in source.counts.items()

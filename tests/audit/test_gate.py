@@ -303,6 +303,11 @@ def test_limits_that_limit_nothing_are_refused(content, limits):
         judge(content, limits)
 
 
+def test_a_unit_that_no_run_has_is_refused(content):
+    with pytest.raises(InputError, match="--require unit='person' is not known"):
+        judge(content, {"unit": "person"})
+
+
 @pytest.mark.parametrize(
     "path", [("guarantee", "status"), ("guarantee", "delta_times_n"), ("checks",), ("claim",)]
 )

@@ -5,6 +5,7 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 from indpriv import InputError, NormLog
+from indpriv.errors import EvidenceWarning
 from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder, per_example_gradient_norms
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
@@ -76,6 +77,17 @@ def test_a_recorder_is_attached_once(tmp_path):
     ):
         run.train(1)
     assert NormLog.open(tmp_path / "run").total_steps == 10
+
+
+def test_a_recorder_whose_block_is_not_entered_says_that_it_records_nothing(tmp_path):
+    run = make_run()
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3)
+    with pytest.warns(EvidenceWarning, match="records nothing: .* was not entered"):
+        recorder.attach(run.model, run.optimizer, run.loader)
+    block = recorder.attach(run.model, run.optimizer, run.loader)
+    run.train(1)
+    with pytest.warns(EvidenceWarning, match="records nothing: .* was not entered"):
+        del block
 
 
 def test_a_test_set_that_does_not_fit_is_refused_before_training(tmp_path):

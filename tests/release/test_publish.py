@@ -12,6 +12,7 @@ import pytest
 
 import indpriv.release
 from indpriv._files import read_json
+from indpriv.cli import run as run_command
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import FULL_PRECISION
@@ -45,7 +46,7 @@ REQUESTS = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_request_is_answered_as_the_schema_says(audit_dir, name):
     request = REQUESTS[name]
-    published = release(audit_dir, request)
+    published = release(audit_dir, request, empty_groups=True)
     content = json.loads((audit_dir / "shareable" / "release.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(content, SCHEMA, cls=jsonschema.Draft202012Validator)
@@ -72,9 +73,8 @@ def test_with_much_budget_figures_are_those_of_the_data(audit_dir):
         assert value == pytest.approx(np.quantile(values, float(name)), abs=0.02)
     assert content["mean"] == pytest.approx(values.mean(), abs=WORST / 4000)
     assert content["count"] == len(values)
-    by_sex = release(audit_dir, Request((0.5,), mean=True, epsilon=6000.0, **GROUPS)).content[
-        "groups"
-    ]
+    request = Request((0.5,), mean=True, epsilon=6000.0, **GROUPS)
+    by_sex = release(audit_dir, request, empty_groups=True).content["groups"]
     sex = pd.read_parquet(audit_dir / "epsilon.parquet")["sex"]
     for name in ("Male", "Female"):
         assert by_sex[name]["quantiles"]["0.5"] == pytest.approx(
@@ -97,7 +97,7 @@ def test_nothing_that_is_written_derives_from_raw_values_but_through_a_mechanism
         (tmp_path / name).mkdir()
         folder = write_small_audit(tmp_path / name / "audit", values)
         for request in (Request(mean=True, epsilon=0.5), Request((0.5,), epsilon=0.5, **GROUPS)):
-            release(folder, request)
+            release(folder, request, empty_groups=True)
             written.append([path.read_bytes() for path in sorted((folder / "shareable").iterdir())])
     assert written[0] == written[2]
     assert written[1] == written[3]
@@ -233,9 +233,8 @@ def test_files_are_their_owners(audit_dir):
 
 def test_a_list_of_groups_is_not_held_against_the_data(audit_dir):
     """A group that nobody is in looks like any other, and one that is not listed is not missed."""
-    content = release(
-        audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=("Nobody", "Male"))
-    ).content
+    request = Request((0.5,), epsilon=0.1, by="sex", groups=("Nobody", "Male"))
+    content = release(audit_dir, request, empty_groups=True).content
     assert list(content["groups"]) == ["Nobody", "Male"]
     shapes = [
         {name: type(value) for name, value in figures.items()}
@@ -244,9 +243,21 @@ def test_a_list_of_groups_is_not_held_against_the_data(audit_dir):
     assert shapes[0] == shapes[1]
 
 
+def test_a_typo_in_a_group_spends_nothing(audit_dir, capsys):
+    command = f"publish quantiles {audit_dir} --quantiles 0.5 --epsilon 0.1 --by sex --group Mail"
+    assert run_command(command.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nobody is in group 'Mail' of sex, so nothing was drawn or spent" in said
+    assert not (audit_dir / "shareable").exists()
+    assert release(audit_dir, MEDIAN).content["spent"]["releases"] == 1
+    assert run_command([*command.split(), "--set", "empty_groups"]) == 0
+    assert run_command(command.split()) == 0  # the stored answer
+
+
 def test_a_hostile_group_name_is_only_a_name(audit_dir):
     name = "<script>alert(1)</script>"
-    release(audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=(name,)))
+    request = Request((0.5,), epsilon=0.1, by="sex", groups=(name,))
+    release(audit_dir, request, empty_groups=True)
     page = (audit_dir / "shareable" / "release.html").read_text(encoding="utf-8")
     assert name not in page
     assert "&lt;script&gt;" in page
