@@ -4,19 +4,28 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, BoolArray, FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 
 
+def check_number(name: str, value: Any, interval: str, advice: str = "") -> float:
+    """Return a number, no text and no flag, in an interval as "(0, 1]", or raise InputError."""
+    low, high = map(float, interval[1:-1].split(","))
+    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    closed = [low] * interval.startswith("[") + [high] * interval.endswith("]")
+    if not (real and (low < value < high or value in closed)):
+        raise InputError(f"{name}={value!r} is not in {interval}{advice and '; '}{advice}")
+    return float(value)
+
+
 def check_delta(delta: float) -> float:
     """Return delta as a float in (0, 1), or raise InputError."""
-    if not (isinstance(delta, int | float | np.number) and 0.0 < float(delta) < 1.0):
-        raise InputError(f"delta={delta} is not in (0, 1); pass a value well below 1/n, e.g. 1e-5")
-    return float(delta)
+    return check_number("delta", delta, "(0, 1)", "pass a value well below 1/n, e.g. 1e-5")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
@@ -79,28 +88,22 @@ def check_row(
 
 def check_clipping_norm_epsilon(epsilon: float) -> float:
     """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
-    known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
-    if not (known and math.isfinite(epsilon) and epsilon >= 0):
-        raise refused("refusal.numbers", "clipping_norm_epsilon", value=epsilon)
-    return float(epsilon)
+    advice = text("refusal.numbers", "clipping_norm_epsilon")
+    return check_number("clipping_norm_epsilon", epsilon, "[0, inf)", advice)
 
 
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
-    if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
-        raise refused("refusal.numbers", "rounding", value=rounding)
-    if 0 < rounding < 1e-4:
+    advice = "pass a fraction of max_grad_norm, e.g. 0.01"
+    if 0 < (found := check_number("rounding", rounding, "[0, 1]", advice)) < 1e-4:
         raise refused("refusal.numbers", "fine_rounding", value=rounding)
-    return float(rounding)
+    return found
 
 
 def warn_caller(message: str) -> None:
-    """Warn with PrivacyWarning at the line outside this package that led here."""
-    level, frame = 1, sys._getframe()
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] == "indpriv"
-    ):
+    """Warn with PrivacyWarning at the line outside this package, and contextlib, that led here."""
+    level, frame, passed = 1, sys._getframe(), ("indpriv", "contextlib")
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in passed:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, PrivacyWarning, stacklevel=level)
 

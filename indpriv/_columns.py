@@ -337,19 +337,15 @@ def _named(column: str, train: Rows, test: Rows, max_values: int | None) -> Grou
 
 def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Grouping:
     """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
-    every, missing, boolean = [np.zeros(0)], False, True
+    every, missing = [np.zeros(0)], False
     for rows, part in _values_of(column, test, train):
-        boolean = boolean and _is_all(pd.api.types.is_bool_dtype, part)
-        if not _is_all(pd.api.types.is_numeric_dtype, part):
-            boolean = True
-            break
+        if not _is_all(pd.api.types.is_numeric_dtype, part) or pd.api.types.is_bool_dtype(part):
+            raise InputError(f"{by!r}: {column} is not numeric, so has no bins; pass --by {column}")
         floats = to_floats(part)
         finite = floats[np.isfinite(floats)]
         missing = missing or len(finite) < len(floats)
         if rows is train:
             every.append(finite + 0.0)  # no -0.0
-    if boolean:
-        raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
     if not len(values := np.concatenate(every)):
         raise _facts.refused("refusal.groups", "infinite", column=column)
     shares = np.linspace(0, 1, bins + 1)[1:-1]

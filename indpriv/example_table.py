@@ -172,8 +172,10 @@ class ExampleTable:
         parts = train.assign(unit_id=train[column]), test
         found = pd.concat([part.astype({"unit_id": object}) for part in parts], ignore_index=True)
         units = found["unit_id"]
-        if len({type(value) for value in units.tolist()}) > 1:
-            units = units.astype(str).astype(object)  # test rows keep their own, of another type
+        kinds = {type(value) for value in units.tolist()}
+        if len(kinds) > 1 or not kinds <= {int, float, str}:
+            # Test rows keep their own, of another type; dates and flags are no ids.
+            units = units.astype(str).astype(object)
         return ExampleTable(found.assign(unit_id=units.infer_objects()))
 
     def by_unit(self) -> "ExampleTable":

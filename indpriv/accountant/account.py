@@ -200,8 +200,7 @@ def account(
     >>> account(log, delta=1e-5).epsilon.round(3)
     array([0.647, 8.881])
     """
-    if not isinstance(log, NormLog):
-        raise refused("refusal.account", "no_log", log=log)
+    methods.check_logs(log)
     method = Method(
         delta=delta,
         accountant=accountant,

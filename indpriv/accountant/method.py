@@ -110,6 +110,13 @@ def warn_of_delta(log: NormLog, method: Method) -> None:
         _checks.warn_caller(text("sentence.warnings", "delta", **said))
 
 
+def check_logs(*logs: object) -> None:
+    """InputError unless all are norm logs."""
+    for log in logs:
+        if not isinstance(log, NormLog):
+            raise refused("refusal.account", "no_log", log=log)
+
+
 def check_coins(log: NormLog) -> None:
     """InputError if rows share coins, which then amplify nothing."""
     if log.sampler == "by_client":

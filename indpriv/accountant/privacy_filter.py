@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from indpriv import _checks
-from indpriv._facts import damaged, refused
+from indpriv._facts import damaged, refused, text
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.accountant.blocks import BlockAccount
 from indpriv.accountant.method import Method, owners_of
@@ -48,9 +48,8 @@ class PrivacyFilter:
     rdp_cap: float
 
     def __post_init__(self) -> None:
-        _checks.check_orders([self.order])
-        if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
-            raise refused("refusal.filter", "cap", rdp_cap=self.rdp_cap)
+        _checks.check_number("order", self.order, "(1, inf)")
+        _checks.check_number("rdp_cap", self.rdp_cap, "(0, inf)", "see for_epsilon")
 
     @classmethod
     def for_epsilon(
@@ -74,9 +73,10 @@ class PrivacyFilter:
             conversion: see `indpriv.account`.
 
         Raises:
-            InputError: no order gives a cap above 0.
+            InputError: no order gives a cap above 0. PrivacyWarning: one too small for a step.
         """
         delta = _checks.check_delta(delta)
+        epsilon = _checks.check_number("epsilon", epsilon, "(0, inf)")
         caps = epsilon - epsilon_offsets(_ORDERS, delta, conversion)
         step = compute_rdp(
             sample_rate=sample_rate,
@@ -87,6 +87,8 @@ class PrivacyFilter:
         best = int(np.argmax(caps / step))
         if caps[best] <= 0:
             raise refused("refusal.filter", "nothing_left", epsilon=epsilon, delta=delta)
+        if caps[best] < step[best]:
+            _checks.warn_caller(text("sentence.warnings", "no_step", epsilon=epsilon))
         return cls(float(_ORDERS[best]), float(caps[best]))
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:

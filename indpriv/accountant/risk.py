@@ -246,6 +246,7 @@ def membership_risk(
     >>> round(float(table.worst_case.delta[0, 0]), 7), table.claim
     (1e-05, 'estimate')
     """
+    methods.check_logs(log)
     by_losses = Method(delta=delta, accountant="pld", between_records=between_records)
     method = replace(by_losses, participation=participation)
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)

@@ -91,6 +91,9 @@ def compose(
         between_records=between_records,
         neighbouring=neighbouring,
     )
+    methods.check_logs(*([runs] if isinstance(runs, NormLog) else runs))
+    if not isinstance(tuning, Tuning | None):
+        raise refused("refusal.composed", "tuning", tuning=tuning)
     by_run = methods_of(runs, method, participation)
     logs = [
         _checked(log, own, by, number)
@@ -128,8 +131,8 @@ def methods_of(
     A run with secret Poisson sampling has one account under add/remove and zero-out, so zero-out
     is the relation of all runs where one of them needs it.
     """
-    if len(runs) < 2:
-        raise InputError(f"{len(runs)} runs; pass two or more to compose")
+    if isinstance(runs, NormLog) or len(runs) < 2:
+        raise InputError("pass a list of two or more runs to compose")
     each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
     if len(each) != len(runs):
         raise refused("refusal.composed", "participations", n=len(each), of=len(runs))
@@ -186,11 +189,10 @@ class Tuning:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.mean <= _MOST:
-            raise InputError(f"mean={self.mean} runs; pass the expected number, at least 1")
-        if not (0 <= self.shape <= _MOST or self.shape == math.inf):
-            raise InputError(f"shape={self.shape}; pass 0 (logarithmic), 1 (geometric), a number "
-                             "between or above, or inf (Poisson)")  # fmt: skip
+        _checks.check_number("mean", self.mean, f"[1, {_MOST:g}]", "the expected number of runs")
+        if self.shape != math.inf:  # of the Poisson law
+            laws = "pass 0 (logarithmic), 1 (geometric), another number, or inf (Poisson)"
+            _checks.check_number("shape", self.shape, f"[0, {_MOST:g}]", laws)
 
     @property
     def law(self) -> str:

@@ -425,7 +425,7 @@ class AuditedRun:
     def grouping(self) -> tuple[list[str], list[str]]:
         """Columns to group by, and sentences on what was left out."""
         if self.rows is not None:
-            return choose_groups(self.rows, self.by, self.recorded.declared.groups)
+            return choose_groups(self.rows, self.by, self.recorded.declared.groups, self.train)
         if self.by:
             raise refused("refusal.run_json", "no_groups", by=self.by[0], name=run_files.EXAMPLES)
         return [], []
@@ -458,7 +458,10 @@ def find_all(run: AuditedRun) -> Audit:
 
 
 def choose_groups(
-    train: pd.DataFrame | _columns.Rows, by: Sequence[str], declared: Sequence[str]
+    train: pd.DataFrame | _columns.Rows,
+    by: Sequence[str],
+    declared: Sequence[str],
+    units: _columns.Rows | None = None,
 ) -> tuple[list[str], list[str]]:
     """Columns to group by, and sentences on what was left out.
 
@@ -473,7 +476,8 @@ def choose_groups(
     chosen, left_out, rows = [], [], _columns.as_rows(train)
     for column in _columns.groupable_columns(rows):
         distinct, numeric = _distinct(rows, column)
-        if not distinct:  # units of rows that differ in it
+        differs = units is not None and units is not train and not _distinct(units, column)[0]
+        if differs or not distinct:  # the rows of each unit differ in it
             continue
         if distinct <= _columns.MAX_NUMERIC_VALUES:
             chosen.append(column)

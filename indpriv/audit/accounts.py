@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import i0e
 
 from indpriv import _facts, _files, _folders, epsilon_table
+from indpriv._checks import check_number
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
 from indpriv.accountant.method import ESTIMATE, Method
@@ -90,10 +91,8 @@ def advise_on_run(
 
 def check_question(target: float, quantile: float) -> None:
     """Raise InputError unless target is positive and quantile in (0, 1)."""
-    if not 0 < target < np.inf:
-        raise InputError(f"target={target:g} is not a positive epsilon; pass e.g. 1.0")
-    if not 0 < quantile < 1:
-        raise InputError(f"quantile={quantile:g} is not in (0, 1); 0.95 is the 95th percentile")
+    check_number("target", target, "(0, inf)", "it is an epsilon; pass e.g. 1.0")
+    check_number("quantile", quantile, "(0, 1)", "0.95 is the 95th percentile")
 
 
 def groups_of_run(run: recorded_run.AuditedRun) -> tuple[Group, ...]:

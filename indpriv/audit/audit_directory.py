@@ -276,10 +276,10 @@ def compare_audits(
     with audits[i + 1], and readings are of each audit, None for a run without a curve. InputError
     for fewer than two directories, one of them twice, and audits that cannot be compared.
     """
-    if at_epsilon is not None and not 0 < at_epsilon < np.inf:
-        raise InputError(f"at_epsilon={at_epsilon:g} is not positive and finite")
-    if at_accuracy is not None and not 0 <= at_accuracy <= 1:
-        raise InputError(f"at_accuracy={at_accuracy:g} is not in [0, 1]; 0.95 means 95 %")
+    if at_epsilon is not None:
+        _checks.check_number("at_epsilon", at_epsilon, "(0, inf)")
+    if at_accuracy is not None:
+        _checks.check_number("at_accuracy", at_accuracy, "[0, 1]", "0.95 means 95 %")
     folders = [audit_in(Path(folder).resolve()) for folder in audit_dirs]
     if len(folders) < 2 or len(set(folders)) < len(folders):
         raise refused("refusal.audits", "too_few", n=len(set(folders)))

@@ -31,7 +31,6 @@ from indpriv.analysis.recorded_run import with_units
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
 from indpriv.audit.pipeline import accounted, read_run
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
-from indpriv.errors import InputError
 from indpriv.norm_log import run_files, verify
 from indpriv.norm_log.fields import UNITS
 from indpriv.norm_log.norm_log import open_run
@@ -59,14 +58,12 @@ def check_limits(limits: Mapping[str, Any]) -> None:
     for option, value in limits.items():
         _checks.check_choice("limit", option, (*LIMITS, GROUP_RATIO))
         share = option in LIMITS and summary.column_at(LIMITS[option]["figure"]).unit in SHARES
-        largest = 1.0 if share else math.inf
         if value is not None and option == "unit":
             _checks.check_choice("--require unit", value, UNITS)
         if value is None or not option.startswith(("max_", "min_")):
             continue
-        if not (math.isfinite(value) and 0 <= value <= largest):
-            number = "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
-            raise InputError(f"--{option.replace('_', ' ', 1)}={value} is not {number}")
+        said = f"--{option.replace('_', ' ', 1)}"
+        _checks.check_number(said, value, "[0, 1]" if share else "[0, inf)")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from indpriv._checks import check_choice, check_positive_int
+from indpriv._checks import check_choice, check_number, check_positive_int
 from indpriv._facts import refused
 from indpriv.errors import InputError
 from indpriv.recording.norms.batches import LossFn
@@ -73,15 +73,12 @@ class Observation:
         if self.of == "update" and self.noise_at == "row":
             raise InputError('noise_at="row" is noise on gradients; an update gets noise once')
         for name in ("max_grad_norm", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name}={value} must be positive and finite")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise InputError(f"noise_multiplier={self.noise_multiplier} must be at least 0")
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, "(0, inf)")
+        check_number("noise_multiplier", self.noise_multiplier, "[0, inf)")
         if self.noise_multiplier and self.max_grad_norm is None:
             raise InputError("noise_multiplier is relative to max_grad_norm; pass max_grad_norm")
-        if not 0 < self.share <= 1:
-            raise InputError(f"share={self.share} must be in (0, 1]")
+        check_number("share", self.share, "(0, 1]")
 
     @property
     def noise_std(self) -> float:

@@ -21,6 +21,7 @@ of that step, whether it is drawn or not. Rows of one unit are charged, and left
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 from unittest.mock import patch
@@ -31,8 +32,10 @@ from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _generate_noise
 from torch import Tensor
 
-from indpriv._facts import damaged, refused
+from indpriv._checks import check_number
+from indpriv._facts import damaged, refused, text
 from indpriv._types import FloatArray, IntArray, NDArray
+from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import FULL_PRECISION, Levels
@@ -149,12 +152,12 @@ class QuantileClipping(ClippingRule):
         **settings: Any,
     ) -> None:
         super().__init__(optimizer, **settings)
-        if not 0 < quantile < 1 or not 0 < rate < math.inf:
-            raise refused("refusal.arguments", "quantile", quantile=quantile, rate=rate)
+        self.quantile = check_number("quantile", quantile, "(0, 1)")
+        self.rate = check_number("rate", rate, "(0, inf)")
         if not self.expected_batch_size:
             raise refused("refusal.arguments", "batch_size")
-        self.quantile, self.rate = quantile, rate
-        self.count_noise = self.expected_batch_size / 20 if count_noise is None else count_noise
+        noise = self.expected_batch_size / 20 if count_noise is None else count_noise
+        self.count_noise = check_number("count_noise", noise, "(0, inf)")
         self._first, self._centred = float(self.max_grad_norm), 0.0
         self.gradient_multiplier(self.noise_multiplier)
 
@@ -272,11 +275,10 @@ def check_headroom(
         return 0.0
     if value is None:
         return DEFAULT_HEADROOM if logged is None else logged
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise refused("refusal.arguments", "headroom", value=value)
+    value = check_number("clip_headroom", value, "[0, 1]", "a fraction of max_grad_norm, e.g. 0.1")
     if logged not in (None, value):
         raise refused("refusal.arguments", "headroom_logged", value=value, logged=logged)
-    return float(value)
+    return value
 
 
 class ClipThresholds:
@@ -388,5 +390,8 @@ class ClipThresholds:
         if beyond.any():
             self.present = self.present & ~beyond
             self.unlogged.append((step, np.flatnonzero(beyond)))
+            if not self.present.any():  # said at this line: at one of torch, it would be filtered
+                said = text("sentence.warnings", "all_left_out", step=step)
+                warnings.warn(said, PrivacyWarning, stacklevel=1)
         self.spent += np.where(self.present, charges, 0.0)
         self._charged = step, setting

@@ -205,6 +205,8 @@ class Recorder:
         ends = "stop", "continue"
         self._on_write_error = _checks.check_choice("on_write_error", on_write_error, ends)
         self._clipping_norm_epsilon = _checks.check_clipping_norm_epsilon(clipping_norm_epsilon)
+        if not (privacy_filter is None or hasattr(privacy_filter, "rdp_cap")):
+            raise refused("refusal.arguments", "filter", value=privacy_filter)
         self._filter, self._attack, self._start = privacy_filter, attack, start
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, run_files.signing_key(sign_with)
@@ -244,7 +246,7 @@ class Recorder:
     def attach(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
     ) -> AbstractContextManager["Recorder"]:
-        """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
+        """Record while the block of `with` trains; warn if there is none. Your loop stays as it is.
 
         If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same
         arguments: full passes are divided between them, and the first rank writes the log. To
@@ -262,9 +264,6 @@ class Recorder:
             InputError: a set-up that cannot be accounted soundly; nothing has been trained yet.
             EvidenceError: during training, as soon as the log would be wrong (a replaced hook, an
                 accountant that has stopped counting).
-
-        Warns:
-            EvidenceWarning: what this returns was not entered by `with`, so nothing is recorded.
         """
         block = self._attached_to(model, optimizer, loader)
         finalize(block, self._say_if_not_entered)  # now if nothing holds it, or when Python ends

@@ -7,7 +7,6 @@ has spent nothing. AUDIT_DIR/paid.json keeps length and last hash, release.json 
 ledger that is shorter or another is refused. A copy of the whole directory is not noticed.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from indpriv import _files
-from indpriv._checks import check_choice
+from indpriv._checks import check_choice, check_number
 from indpriv._columns import RESULTS
 from indpriv._facts import damaged, refused, text
 from indpriv._folders import make_folder
@@ -119,10 +118,8 @@ class Request:
             if quantile == earlier:
                 yield text("refusal.request", "twice", quantile=quantile)
         check_choice("method", self.method, METHODS)
-        if not (_is_number(epsilon) and 0 < epsilon < math.inf):
-            yield text("refusal.request", "epsilon", epsilon=epsilon)
-        if not (_is_number(delta) and 0 <= delta < 1):
-            yield f"delta={delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
+        check_number("epsilon", epsilon, "(0, inf)", "pass what this release may cost, e.g. 0.1")
+        check_number("delta", delta, "[0, 1)", "pass a value well below 1/n, e.g. 1e-6")
         if self.method == DESCENT and delta == 0:
             yield text("refusal.request", "descent")
         if self.method != DESCENT and delta > 0:
@@ -170,10 +167,6 @@ class Request:
 def as_fraction(quantile: float) -> Fraction:
     """A quantile as the decimal that it is printed as."""
     return Fraction(repr(quantile))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def parse_budget(text: str) -> Budget:

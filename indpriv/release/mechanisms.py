@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._checks import check_number
 from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray
 from indpriv.errors import InputError, check_installed
@@ -279,8 +280,7 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
     if values.ndim != 1 or not len(values):
         raise InputError(f"norms has shape {values.shape}; pass (n,) norms of at least one example")
     check_norms(values, np.arange(len(values)))
-    if not (np.isfinite(epsilon) and epsilon > 0):
-        raise InputError(f"epsilon={epsilon} is not a finite number above 0; pass e.g. 0.1")
+    epsilon = check_number("epsilon", epsilon, "(0, inf)", "pass e.g. 0.1")
     grid = norm_grid()
     counts = np.bincount(to_norm_cells(values, grid), minlength=len(grid))
     if seed is None:

@@ -74,13 +74,11 @@ def release(
         budget: limit on all releases of this directory together; set once, then enforced.
         spend: draw again, and pay again, even if the same request was answered before.
         ledger_dir: of the ledger, by default `ledger` in path; copies that name one share it.
-        empty_groups: release groups that nobody is in as well, so that none is missed; else such a
-            name is taken for a mistake.
+        empty_groups: release groups that nobody is in, too; else such a name is refused as a typo.
 
     Raises:
-        InputError: values that cannot be released (see `assumptions`), a group that nobody is in, a
-            budget that does not cover the cost, a ledger that was cut, or a second process. Nothing
-            is drawn or spent then.
+        InputError: values that cannot be released (see `assumptions`), a budget that does not cover
+            the cost, a ledger that was cut, or a second process. Nothing is drawn or spent then.
     """
     mechanisms.opendp()
     directory = Path(path)

@@ -144,6 +144,8 @@ def test_runs_that_do_not_match_are_refused():
     texts = replace(log, example_ids=np.array(["1", "2", "3"]))
     for runs, by, reason in (
         ([log], "example_id", "two or more"),
+        (log, "example_id", "two or more"),
+        (["runs/a", "runs/b"], "example_id", "log='runs/a' is not a NormLog"),
         ([log, people], "example_id", "differ in unit: 'example', 'user'"),
         ([people, people], "example_id", "several rows"),
         ([log, log], "unit_id", "run 1 has no unit ids"),

@@ -57,6 +57,7 @@ def test_the_law_has_its_mean(shape, mean):
 
 def test_bad_laws_are_refused():
     odd = (0.5, 1), (math.nan, 1), (2, -1), (2, math.nan), (math.inf, 1), (1e300, 1), (2, 1e300)
+    odd += ("2", 1), (2, "1")  # texts were a TypeError
     for mean, shape in odd:
         with pytest.raises(InputError):
             Tuning(mean, shape)

@@ -371,8 +371,9 @@ def test_rows_of_one_unit_may_lie_anywhere_and_blocks_do_not_matter(monkeypatch)
 
 def test_rows_that_share_people_are_warned_about():
     log = NormLog.from_arrays([[0.3, 0.4]], [0], total_steps=3, unit_ids=["a", "a"], **RUN)
-    with pytest.warns(PrivacyWarning, match='rows belong to 1 units.*declare unit="user"'):
+    with pytest.warns(PrivacyWarning, match='rows belong to 1 units.*declare unit="user"') as said:
         table = account(log, delta=DELTA)
+    assert said[0].filename == __file__  # not a line of contextlib, where it would be said once
     assert table.account.unit == "example"
 
 

@@ -57,9 +57,9 @@ def test_default_groups_are_those_of_the_run(run_dir, advise, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--target", 0), "target=0 is not a positive epsilon"),
-        (("--target", -1), "target=-1 is not a positive epsilon"),
-        (("--target", 1, "--set", "quantile=1"), "quantile=1 is not in (0, 1)"),
+        (("--target", 0), "target=0.0 is not in (0, inf); it is an epsilon"),
+        (("--target", -1), "target=-1.0 is not in (0, inf)"),
+        (("--target", 1, "--set", "quantile=1"), "quantile=1.0 is not in (0, 1)"),
         (("--target", 1, "--by", "eyes"), "there is no column 'eyes'"),
         (("--target", 1, "--set", "delta=2"), "delta"),
     ],

@@ -193,6 +193,23 @@ def test_bad_unit_columns(households, tmp_path, column, match):
         audit(tmp_path, tmp_path / "audit", delta=DELTA, unit_column=column)
 
 
+@pytest.mark.parametrize(("column", "n"), [("born", 47), ("even", 2), ("ward", 3)])
+def test_units_may_be_named_by_dates_and_flags_and_differ_in_every_number(
+    households, tmp_path, column, n
+):
+    log, examples, home = households
+    frame = examples.frame.assign(born=pd.NaT, even=None, ward=None, visit=np.nan)
+    train = (frame["split"] == "train").to_numpy()
+    frame.loc[train, "born"] = pd.Timestamp("2000-01-01") + pd.to_timedelta(home, unit="D")
+    frame.loc[train, "even"] = home % 2 == 0
+    frame.loc[train, "ward"] = home % 3
+    frame.loc[train, "visit"] = np.arange(120.0)
+    write_run(tmp_path, log, ExampleTable(frame))
+    summary = audit(tmp_path, tmp_path / "audit", delta=DELTA, unit_column=column)
+    assert summary.individual.n == n == len(set(frame.loc[train, column]))
+    assert ("visit:bins=10" in {table.by for table in summary.groups}) == (column == "born")
+
+
 def test_people_behind_several_rows_are_found():
     log, examples = small_run(40, 5)
     norms = log.levels.norms(log.read(), 1.0)

@@ -299,7 +299,7 @@ def test_a_note_fails_no_gate(summary, note):
     ],
 )
 def test_limits_that_limit_nothing_are_refused(content, limits):
-    with pytest.raises(InputError, match=r"^--(max|min) \w+=.* is not a"):
+    with pytest.raises(InputError, match=r"^--(max|min) \w+=.* is not in \[0, "):
         judge(content, limits)
 
 

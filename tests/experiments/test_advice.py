@@ -155,7 +155,7 @@ def test_whose_epsilon_rises_without_some_records(audit_file, experiment, tmp_pa
     ("options", "message"),
     [
         ((), "pass the records to delete"),
-        (("--without", "label=benign", "--quantile", 1), "quantile=1 is not in (0, 1)"),
+        (("--without", "label=benign", "--quantile", 1), "quantile=1.0 is not in (0, 1)"),
         (("--without", "label=purple"), "no training row of breast_cancer has that value"),
         (("--without", "eyes=blue"), "eyes"),
         (("--without", "label"), "without"),

@@ -168,6 +168,7 @@ def test_a_sampler_that_may_look_at_data_is_at_best_declared(tmp_path):
     summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
     assert summary.guarantee.status == "unproven"
     assert any("drawn twice into one batch" in text for text in summary.guarantee.reasons)
+    assert any("draw without replacement" in text for text in summary.guarantee.reasons)
     batch = next(line for line in summary.guarantee.lines if line.key == "batch")
     assert batch.status == "refuted"
 

@@ -115,7 +115,8 @@ def test_a_seed_draws_the_same_norm_again():
         ([[1.0]], 0.1, r"norms has shape \(1, 1\)"),
         ([1.0, np.nan], 0.1, "NaN"),
         ([1.0, -1.0], 0.1, "negative"),
-        ([1.0], 0.0, "epsilon=0.0 is not a finite number above 0"),
+        ([1.0], 0.0, r"epsilon=0.0 is not in \(0, inf\)"),
+        ([1.0], "0.1", r"epsilon='0.1' is not in \(0, inf\)"),
         ([1.0], np.inf, "epsilon=inf"),
     ],
 )

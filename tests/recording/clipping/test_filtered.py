@@ -11,6 +11,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
 from indpriv.accountant.rdp import epsilon_offsets
+from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import StepSetting
 from indpriv.norm_log.journal_state import read_left_out
 from indpriv.norm_log.norm_log import open_run
@@ -116,6 +117,7 @@ def test_no_example_ever_exceeds_the_cap(mode, physical, tmp_path):
     np.testing.assert_allclose(FILTER.spent(log, left_out_at), spent, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_a_left_out_example_adds_nothing_to_the_sum(tmp_path):
     """The sum of clipped gradients does not depend on examples that were left out."""
     sums = {}
@@ -190,12 +192,9 @@ def test_a_cap_that_no_example_reaches_changes_nothing(tmp_path):
 
 def test_without_individual_clipping_all_examples_leave_at_once(tmp_path):
     three_steps = PrivacyFilter(3.0, 3.5 * rdp(1.0, 0.7, 0.25, 3))
-    record(
-        make_run(batch_size=30, **SETTINGS),
-        tmp_path / "run",
-        individual_clipping=False,
-        privacy_filter=three_steps,
-    )
+    options = {"individual_clipping": False, "privacy_filter": three_steps}
+    with pytest.warns(PrivacyWarning, match="has left out everyone at step 3"):
+        record(make_run(batch_size=30, **SETTINGS), tmp_path / "run", **options)
     log = NormLog.open(tmp_path / "run")
     assert set(log.filtered.left_out_at) == {3}
     assert log.total_steps == 12
@@ -293,6 +292,7 @@ def test_a_log_that_shows_more_than_the_cap_is_refused(tmp_path):
         indpriv.account(dataclasses.replace(log, filtered=all_stay), delta=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_an_infinite_gradient_stops_training_before_it_reaches_the_parameters(tmp_path):
     run = make_run(batch_size=120, **SETTINGS)
     recorder = Recorder(
@@ -322,7 +322,8 @@ def test_the_settings_of_a_step_are_charged_once():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PrivacyFilter(order=1.0, rdp_cap=1.0), "orders="),
+        (lambda: PrivacyFilter(order=1.0, rdp_cap=1.0), r"order=1\.0 is not in \(1, inf\)"),
+        (lambda: PrivacyFilter(order="4", rdp_cap=1.0), "order='4'"),
         (lambda: PrivacyFilter(order=2.0, rdp_cap=0.0), "rdp_cap=0.0"),
         (lambda: PrivacyFilter(order=2.0, rdp_cap=float("nan")), "rdp_cap=nan"),
         (
@@ -368,6 +369,17 @@ def test_a_filter_for_an_epsilon_guarantees_it(conversion):
     caps = 3.0 - epsilon_offsets(orders, 1e-5, conversion)
     others = map(PrivacyFilter, orders.tolist(), caps.tolist())
     assert all(steps(best) >= steps(other) for other in others)
+
+
+def test_a_filter_that_not_one_step_fits_says_so():
+    with pytest.warns(PrivacyWarning, match="no step at max_grad_norm fits .* epsilon=2"):
+        PrivacyFilter.for_epsilon(2.0, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1)
+    PrivacyFilter.for_epsilon(3.0, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1)
+
+
+def test_a_number_is_no_filter(tmp_path):
+    with pytest.raises(InputError, match=r"privacy_filter=2\.0 is no filter"):
+        record(make_run(), tmp_path / "run", privacy_filter=2.0)
 
 
 def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):

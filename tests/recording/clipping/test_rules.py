@@ -285,3 +285,12 @@ def test_widths_of_adaclip_shrink_with_batch_means():
         widths.append(float(sum(b.sum() for b in rule._scales())))
         run.train(1)
     assert widths[-1] < 0.5 * widths[0]
+
+
+@pytest.mark.parametrize(
+    "odd", [{"quantile": "0.5"}, {"quantile": 50}, {"rate": 0}, {"count_noise": 0}]
+)
+def test_numbers_out_of_range_are_refused_by_name(odd):
+    (name,) = odd
+    with pytest.raises(InputError, match=rf"{name}=.* is not in \(0, "):
+        QuantileClipping.of(make_run().optimizer, **odd)
