@@ -98,6 +98,7 @@ def test_clipping_of_another_kind_has_no_clipping_norm(advise, tmp_path):
     assert 'clipping = "per_layer"' in " ".join(advise(*options).out.split())
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_federated_runs_and_filters_are_refused(advise, tmp_path):
     with RoundRecorder(tmp_path / "rounds", ["a", "b", "c"], sampler="fixed_size") as recorder:
         recorder.round(["a", "b"], [0.1, 0.2], noise_multiplier=1.0, max_grad_norm=1.0)
