@@ -304,7 +304,7 @@ class JournalWriter(AbstractContextManager["JournalWriter"]):
     def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
         """Append a line, kept once this returns or with the next if not `wait`; else OSError."""
         if self._file is None:
-            raise InputError(f"{self._path} is closed; open it again to append")
+            raise InputError(f"{self._path} is closed; resume_at= continues it in a new recorder")
         body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self.chain, body)
         line = f"{_to_line({**body, 'chain': chain})}\n".encode()

@@ -196,7 +196,7 @@ def bucket_to_write(
     """The `location` that sensitive files are sent to, None for None; InputError unless private."""
     if address is None:
         return None
-    if isinstance(found := location(address), RemotePath) and bucket_is_private:
+    if isinstance(found := location(address), RemotePath) and bucket_is_private is True:
         return found
     remote = isinstance(found, RemotePath)
     raise _facts.refused("refusal.storage", "others" if remote else "no_address", found=found)

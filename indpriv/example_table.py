@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from indpriv import _columns, _facts, _files, _reading
+from indpriv import _checks, _columns, _facts, _files, _reading
 from indpriv._types import IntArray, NDArray
 from indpriv.errors import InputError
 
@@ -129,15 +130,21 @@ class ExampleTable:
         return not len(_columns.repeated(self.rows("train"), "unit_id"))
 
     def with_label_names(self, names: Sequence[str]) -> "ExampleTable":
-        """The table with integer labels replaced by their names, if the names fit the labels."""
+        """The table with labels 0, 1, ... replaced by their names, if these are one for each.
+
+        A PrivacyWarning says where the names do not fit the labels, or are more than these.
+        """
+        if not names:
+            return self
         splits = self._splits.values()
         every = (frame["label"] for rows in splits for frame in _columns.frames_of(rows, ["label"]))
-        fit = (
-            pd.api.types.is_integer_dtype(labels)
-            and bool(labels.dropna().between(0, len(names) - 1).all())
-            for labels in every
-        )
-        if not names or not all(fit):
+        seen = set[Any]().union(*(labels.dropna().unique().tolist() for labels in every))
+        fit = seen <= set(range(len(names))) and len(set(names)) == len(names)
+        if not fit or len(names) - 1 not in seen:
+            some = ", ".join(sorted(map(str, seen), key=lambda one: (len(one), one))[:5])
+            said = {"names": ", ".join(names[:5]), "n": len(names), "of": len(seen), "some": some}
+            _checks.warn_caller(_facts.text("refusal.metadata", "class_names", **said))
+        if not fit:
             return self
 
         def with_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -277,7 +284,9 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
     if not given:
         return
     try:
-        pa.Table.from_pandas(pd.concat(given), preserve_index=False)
+        schema = pa.Table.from_pandas(pd.concat(given), preserve_index=False).schema
+        if nested := [one.name for one in schema if pa.types.is_nested(one.type)]:
+            raise ValueError(f"{nested[0]} holds lists or tables, and not one value a row")
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         reasons = "; ".join(map(str, error.args))
         raise _facts.refused("refusal.metadata", "unstorable", reasons=reasons) from error

@@ -152,15 +152,18 @@ class RoundRecorder:
     ) -> None:
         if canaries is not None and resume_at is not None:
             raise _facts.refused("refusal.rounds", "canaries_resumed")
+        if not isinstance(canaries, CanaryClients | None):
+            raise InputError(f"canaries={canaries!r} is no indpriv.CanaryClients(count, size)")
         self._canaries, info = canaries, run_files.checked_run_info(run_info)
         self._key = run_files.signing_key(sign_with)
         self.run_dir = _storage.location_on_disk(run_dir, "a run is")
         self._upload_to = _storage.bucket_to_write(upload_to, bucket_is_private)
         ids = np.asarray(client_ids)
-        fields.check_ids(ids, ids.size)
+        fields.check_ids(ids, ids.size, "client_ids")
         fields.check_words(sampler, unit, "zero_out")
-        owners = ids if unit_ids is None and unit != "example" else unit_ids
-        units = fields.check_unit_ids(owners, len(ids), unit)
+        own = unit_ids is None and unit != "example"
+        owners, name = (ids, "client_ids") if own else (unit_ids, "unit_ids")
+        units = fields.check_unit_ids(owners, len(ids), unit, name)
         header = writer.LogHeader(
             rounding=_checks.check_rounding(rounding),
             rounding_mode="up",

@@ -6,7 +6,7 @@ import pytest
 
 from indpriv import _columns, _files, example_table
 from indpriv._columns import as_rows, frames_of, repeated
-from indpriv.errors import InputError
+from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable, open_examples
 from synthetic import rows
 
@@ -87,7 +87,8 @@ def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     ):
         for split in ("train", "test"):
             pd.testing.assert_frame_equal(getattr(one, split), getattr(two, split))
-    assert found.with_label_names(["a", "b"]) is found
+    with pytest.warns(PrivacyWarning, match="2 names .e.g. a, b., and the examples 3 labels"):
+        assert found.with_label_names(["a", "b"]) is found
     assert [len(part) for part in frames_of(found.rows("train"), ["loss"])] == [10, 10, 10, 4]
     named = found.with_label_names(["a", "b", "c"])
     named.to_parquet(tmp_path / "copy.parquet")

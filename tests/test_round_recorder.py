@@ -325,7 +325,10 @@ def test_coins_need_their_rate(tmp_path):
     ("ids", "options", "message"),
     [
         ([], {}, "empty"),
-        (["a", "a"], {}, "duplicates"),
+        (["a", "a"], {}, "client_ids has 1 duplicates, e.g. 'a'"),
+        ({"a", "b"}, {}, "client_ids has shape .*; pass a list"),
+        (["a", None], {}, "client_ids lacks a value for 1 of 2 rows"),
+        (IDS, {"canaries": 100}, "canaries=100 is no indpriv.CanaryClients"),
         (IDS, {"sampler": "random"}, "sampler='random' is not known"),
         (IDS, {"rounding": 2}, "rounding=2"),
         (IDS, {"resume_at": -1}, "resume_at=-1"),
@@ -388,7 +391,7 @@ def test_nothing_follows_half_a_round(moment, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(NormLogWriter, moment, full)
         recorder.round(*found[1], **SETTINGS)
-    with pytest.raises(InputError, match="is closed"):
+    with pytest.raises(InputError, match="is closed; resume_at= continues it"):
         recorder.round(*found[2], **SETTINGS)
     log = record(tmp_path, found[1:], resume_at=1)
     assert np.array_equal(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._checks import check_delta
 from indpriv._facts import refused
 from indpriv._files import write_json
 from indpriv._formatting import format_epsilon
@@ -23,6 +24,7 @@ from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
+_METHODS = ("add_scalar", "log_metrics", "log")  # of a tracker, see `send`
 # Statistics of individual epsilons: sensitive.
 STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
     "epsilon_mean": lambda table: float(table.epsilon.mean()),
@@ -52,7 +54,7 @@ def hugging_face_callback(
     check_installed("Callbacks for Hugging Face", "hf", "transformers")
     from transformers import TrainerCallback
 
-    report = partial(_report, recorder, delta, also)
+    report = _reporter(recorder, delta, also, tracker)
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -85,7 +87,7 @@ def lightning_callback(
     check_installed("Callbacks for Lightning", "integrations", "lightning")
     from lightning.pytorch import Callback
 
-    report = partial(_report, recorder, delta, also)
+    report = _reporter(recorder, delta, also)
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_start(self, *_: Any) -> None:
@@ -100,6 +102,15 @@ def lightning_callback(
 
     recorder.draw_privately()
     return IndprivCallback()
+
+
+def _reporter(
+    recorder: Any, delta: float, also: Sequence[str], tracker: Any = None
+) -> Callable[..., None]:
+    """What a callback calls; InputError now, not after hours of training, for a wrong argument."""
+    if tracker is not None and not any(hasattr(tracker, name) for name in _METHODS):
+        raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
+    return partial(_report, recorder, check_delta(delta), _names(also))
 
 
 def _report(
@@ -127,16 +138,14 @@ def metrics_of(recorder: Any, *, delta: float, also: Sequence[str] = ()) -> dict
     Raises:
         InputError: a name that is not in STATISTICS.
     """
-    if unknown := [name for name in also if name not in STATISTICS]:
-        raise refused("refusal.trackers", "also", name=unknown[0], known=", ".join(STATISTICS))
-    found = {}
+    names, found = _names(also), {}
     for table, run in _account_so_far(recorder, delta):
         found = {
             "worst_case_epsilon": table.worst_case_epsilon,
             "coverage": run.log.coverage,
             "steps": float(run.log.total_steps),
             "norm_pass_seconds": run.pass_seconds,
-            **{name: STATISTICS[name](table) for name in also},
+            **{name: STATISTICS[name](table) for name in names},
         }
     return {f"indpriv/{name}": value for name, value in found.items()}
 
@@ -158,6 +167,14 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
         tracker.log(dict(metrics))
     else:
         raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
+
+
+def _names(also: Sequence[str]) -> Sequence[str]:
+    """One name or several of STATISTICS; InputError for any other."""
+    names = [also] if isinstance(also, str) else also
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise refused("refusal.trackers", "also", name=unknown[0], known=", ".join(STATISTICS))
+    return names
 
 
 def print_epsilons(recorder: Any, *, delta: float, file: Any = None) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,12 @@ import numpy as np
 from indpriv import _checks, _facts, _storage
 from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, check_installed
+from indpriv.norm_log.run_files import checked_run_info
 from indpriv.round_recorder import ROUNDING, RoundRecorder
+
+# Of a `RoundRecorder`; what else it takes follows from the strategy. A unit within a client has no
+# account here: one row of a client can move its clipped update by twice the clipping norm.
+_SETTINGS = ("seeded", "resume_at", "upload_to", "bucket_is_private", "sign_with")
 
 
 def recorded(
@@ -58,14 +62,15 @@ def recorded(
             in the model, or an update that its client did not clip.
     """
     _check_strategy(strategy)
-    if client_of is not None and client_ids is None:
-        raise InputError("client_of without client_ids: name all clients that may take part")
+    if client_of is not None and (client_ids is None or not callable(client_of)):
+        raise _facts.refused("refusal.flower", "client_of", client_of=client_of)
     _storage.bucket_to_write(settings.get("upload_to"), settings.get("bucket_is_private", False))
-    about = {"participation": "known", **(run_info or {})}
+    if others := sorted(settings.keys() - _SETTINGS):
+        raise _facts.refused("refusal.flower", "setting", name=others[0], known=_SETTINGS)
+    about = {"participation": "known", **checked_run_info(run_info)}
     start = partial(
         RoundRecorder, _storage.location_on_disk(run_dir, "a run is"), run_info=about, **settings
     )
-    signature(start).bind((), sampler="fixed_size")  # an unknown setting is an error now
     rounds = _Rounds(
         strategy, start, client_ids, client_of or (lambda reply: str(reply.metadata.src_node_id))
     )

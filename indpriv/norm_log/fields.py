@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 
@@ -82,19 +82,18 @@ def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps
         raise refused("refusal.steps", "end", last=steps[-1], total_steps=total_steps)
 
 
-def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
+def check_ids(ids: NDArray[np.generic], n_examples: int, name: str = "example_ids") -> None:
     """Raise InputError unless ids is (n_examples,), not empty, and unique."""
     if n_examples == 0:
         raise InputError("the log has no examples; an empty data set has nothing to audit")
     if ids.shape != (n_examples,):
-        raise refused("refusal.ids", "shape", ids=ids, n=n_examples)
-    repeated = ids[pd.Series(ids).duplicated()].tolist()
-    if repeated:
-        raise refused("refusal.ids", "repeated", n=len(repeated), example=repeated[0])
+        raise refused("refusal.ids", "shape", name=name, ids=ids, n=n_examples)
+    if repeated := ids[pd.Series(ids).duplicated()].tolist():
+        raise refused("refusal.ids", "repeated", name=name, n=len(repeated), example=repeated[0])
 
 
 def check_unit_ids(
-    unit_ids: ArrayLike | None, n_examples: int, unit: str
+    unit_ids: ArrayLike | None, n_examples: int, unit: str, name: str = "unit_ids"
 ) -> NDArray[np.generic] | None:
     """Unit ids (n_examples,), none missing; None is allowed only if the unit is the example."""
     if unit_ids is None:
@@ -104,9 +103,8 @@ def check_unit_ids(
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):
         raise refused("refusal.ids", "unit_shape", units=units, n=n_examples)
-    missing = int(pd.isna(units).sum())
-    if missing:
-        raise refused("refusal.ids", "unit_missing", missing=missing, n=n_examples)
+    if missing := int(pd.isna(units).sum()):
+        raise refused("refusal.ids", "unit_missing", name=name, missing=missing, n=n_examples)
     return units
 
 
@@ -121,12 +119,8 @@ def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
         named = f"e.g. ids {ids[columns[:5]].tolist()}"
         if what:
             raise refused("refusal.norm_values", "bad", what=what, examples=examples, named=named)
-        warnings.warn(
-            f"{int(bad.sum())} gradient norms of {examples} are infinite, {named}; they count as "
-            "clipped",
-            PrivacyWarning,
-            stacklevel=3,
-        )
+        said = text("sentence.warnings", "infinite", n=bad.sum(), examples=examples, named=named)
+        warnings.warn(said, PrivacyWarning, stacklevel=3)
 
 
 def widened(norms: NDArray[np.generic]) -> tuple[FloatArray, str]:
@@ -134,10 +128,8 @@ def widened(norms: NDArray[np.generic]) -> tuple[FloatArray, str]:
     exact = norms.astype(np.float64)
     if norms.dtype.kind != "f" or norms.dtype.itemsize >= exact.dtype.itemsize:
         return exact, ""
-    return exact * (1 + float(np.finfo(str(norms.dtype)).eps)), (
-        f"norms are {norms.dtype}: sums of squares in this precision can be too small (in float32 "
-        "by up to 0.00055 of the norm, as observed)"
-    )
+    caveat = text("sentence.claim", "narrow", dtype=norms.dtype)
+    return exact * (1 + float(np.finfo(str(norms.dtype)).eps)), caveat
 
 
 # --- settings of the steps
@@ -268,6 +260,9 @@ class RecordingPolicy:
     first: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer):  # which JSON does not take
+                object.__setattr__(self, name, int(value))
         _check_gap("every", self.every, (EPOCH, ONCE))
         number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):

@@ -64,7 +64,7 @@ _RECORD = _FILE | {
     AtLeastZero: "seconds",
 }
 _SETTINGS = {_Positive: "noise_multiplier max_grad_norm", _Rate: "sample_rate"}
-_LINES = {
+LINES = {
     "header": table(_HEADER),
     "record": table(_RECORD),
     "exact": table({**_SPAN, AtLeastZero: "seconds"}),
@@ -208,7 +208,7 @@ class LogState:
 
 def _check_line(line: Line, where: str) -> None:
     """Compare a line with the schema of its kind (EvidenceError); one of no known kind has none."""
-    if (kind := _LINES.get(line["kind"])) is None:
+    if (kind := LINES.get(line["kind"])) is None:
         return
     check(kind, line, where)
     if "file" in line and not {"bytes", "sha256"} <= line.keys() and "parts" not in line:

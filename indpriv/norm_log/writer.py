@@ -26,7 +26,7 @@ import pyarrow as pa
 from indpriv import _facts, _files, _folders, _reading, _storage
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError
-from indpriv.norm_log import records, run_files
+from indpriv.norm_log import journal_state, records, run_files
 from indpriv.norm_log.fields import StepSettings
 from indpriv.norm_log.run_files import ID_COLUMNS, IDS, RECORD_FILE, RECORDS, files_of, part_name
 from indpriv.norm_log.session_counts import SessionCounts
@@ -94,11 +94,21 @@ class NormLogWriter:
             _reading.check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
             raise _facts.refused("refusal.ids", "unreadable", error=error) from error
+        content = _files.parquet_bytes(ids)
+        self._n, self._ids_fingerprint = len(example_ids), fingerprint(example_ids)
+        line = {
+            "schema": run_files.SCHEMA,
+            "n_examples": self._n,
+            "ids_fingerprint": self._ids_fingerprint,
+            "ids_file": IDS,
+            "ids_sha256": hashlib.sha256(content).hexdigest(),
+            "n_exact": len(reference_positions),
+            **vars(header),
+        }
+        _reading.check(journal_state.LINES["header"], line, "what the log says", "correct it")
         self.run_dir, self._folder = run_dir, _folders.make_folder(run_dir, RECORDS)
         self._journal = _files.JournalWriter(run_dir)
         self._levels = records.Levels(header.rounding, header.rounding_mode)
-        self._ids_fingerprint = fingerprint(example_ids)
-        self._n = len(example_ids)
         with _files.on_failure(self.close):
             if lines := self._journal.entries:
                 self._check_continues(lines[0], header)
@@ -110,18 +120,8 @@ class NormLogWriter:
                     if RECORD_FILE.fullmatch(name) and name not in named:
                         _folders.remove_file(self._folder / name)
                 return
-            content = _files.parquet_bytes(ids)
             _files.write_atomically(run_dir / IDS, content)
-            self._journal.append(
-                "header",
-                schema=run_files.SCHEMA,
-                n_examples=self._n,
-                ids_fingerprint=self._ids_fingerprint,
-                ids_file=IDS,
-                ids_sha256=hashlib.sha256(content).hexdigest(),
-                n_exact=len(reference_positions),
-                **vars(header),
-            )
+            self._journal.append("header", **line)
 
     def record(
         self,

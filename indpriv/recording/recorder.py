@@ -463,12 +463,8 @@ class Recorder:
             first = self._lines[0].args[0] if self._lines else self._step - len(self._seen)
             self._is_lost, self._writers, self._seen, self._lines = True, [], [], []
             # At this line: a warning at a line of torch, which calls us, would be filtered out.
-            warnings.warn(
-                f"the log in {self.run_dir} cannot be written ({error}): it ends before step "
-                f"{first}, and training goes on; no account contains the later steps",
-                PrivacyWarning,
-                stacklevel=1,
-            )
+            said = {"run_dir": self.run_dir, "error": error, "first": first}
+            warnings.warn(text("sentence.warnings", "lost", **said), PrivacyWarning, stacklevel=1)
 
     @contextmanager
     def _recording(self, header: LogHeader) -> Iterator[None]:

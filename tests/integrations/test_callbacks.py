@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from indpriv import NormLog
+from indpriv import InputError, NormLog
 from indpriv.integrations.callbacks import hugging_face_callback, lightning_callback
 from indpriv.norm_log.evidence import lines_of, unverified
 from indpriv.norm_log.norm_log import open_run
@@ -21,6 +21,24 @@ def stand_in(monkeypatch, name, **contents):
     module = types.ModuleType(name)
     vars(module).update(contents)
     monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta": "1e-5"}, "delta='1e-5' is not in"),
+        ({"delta": 0}, "delta=0 is not in"),
+        ({"also": ["epsilon_meen"]}, "also='epsilon_meen' is not a statistic"),
+        ({"also": "epsilon_meen"}, "also='epsilon_meen' is not a statistic"),
+        ({"tracker": object()}, "object has neither log"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_before_training(
+    recorder, monkeypatch, options, message
+):
+    stand_in(monkeypatch, "transformers", TrainerCallback=type("TrainerCallback", (), {}))
+    with pytest.raises(InputError, match=message):
+        hugging_face_callback(recorder, **{"delta": 1e-5, **options})
 
 
 def test_hugging_face(run, recorder, monkeypatch, tmp_path, capsys):

@@ -208,6 +208,22 @@ def test_what_has_no_account_is_refused(case, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # A row of a client moves its clipped update by up to twice the clipping norm.
+        ({"unit": "example"}, "unit= is no setting of `recorded`"),
+        ({"sampler": "poisson"}, "sampler= is no setting of `recorded`"),
+        ({"run_info": "delta"}, "run_info cannot be written as JSON"),
+        ({"client_of": str}, "with client_ids=, all clients"),
+        ({"client_ids": ["a"], "client_of": "node"}, "client_of='node' must be a function"),
+    ],
+)
+def test_settings_that_a_strategy_does_not_leave_open(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        recorded(protected(2), tmp_path / "run", **options)
+
+
 def test_a_strategy_that_is_changed_later_is_refused_then(tmp_path):
     strategy = recorded(protected(2), tmp_path / "run")
     vars(strategy).update(vars(patched("strategy")))
@@ -258,5 +274,5 @@ def test_a_node_that_was_not_named(tmp_path):
         start(
             recorded(protected(3), tmp_path / "run", client_ids=["11", "12"]), Clients(updates(3))
         )
-    with pytest.raises(InputError, match="client_of without client_ids"):
+    with pytest.raises(InputError, match="with client_ids=, all clients that may take part"):
         recorded(protected(3), tmp_path / "run", client_of=str)

@@ -1,7 +1,9 @@
+import json
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,16 @@ policies = st.builds(
     st.just(0) | st.integers(1, 400),
 )
 STEPS = 3000
+
+
+def test_numbers_of_numpy_are_kept_as_json_has_them():
+    policy = RecordingPolicy(np.int64(2), growth=2.0, longest=np.int32(8), first=np.int64(1))
+    assert (
+        json.loads(json.dumps(policy.to_dict()))
+        == RecordingPolicy(2, growth=2.0, longest=8, first=1).to_dict()
+    )
+    with pytest.raises(InputError, match="longest"):
+        RecordingPolicy(np.int64(9), growth=2.0, longest=np.int64(8))
 
 
 def due_steps(policy, steps=STEPS):

@@ -173,6 +173,11 @@ def test_a_data_set_without_length_is_refused(tmp_path):
             {"metadata": pd.DataFrame([[1, 2]] * 120, columns=["a", "a"])},
             "metadata cannot be stored .*Duplicate",
         ),
+        (
+            {"metadata": pd.DataFrame({"a": [[1]] * 120})},
+            "metadata cannot be stored .a holds lists or tables",
+        ),
+        ({"upload_to": "s3://a/b", "bucket_is_private": "no"}, "pass bucket_is_private=True"),
         ({"metadata": pd.Series(range(120))}, "metadata of the train examples is a Series"),
         (
             {"metadata": pd.DataFrame({"age": range(150)})},
@@ -188,6 +193,28 @@ def test_a_data_set_without_length_is_refused(tmp_path):
 def test_bad_options_are_refused_before_training(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": True}, "run.start=True is not right: it should be a valid string"),
+        ({"seeded": "no"}, "run.seeded='no' is not right: it should be a valid boolean"),
+        ({"individual_clipping": "no"}, "individually_clipped='no' is not right"),
+    ],
+)
+def test_what_no_log_could_be_read_with_is_refused_before_training(options, message, tmp_path):
+    """A log that cannot be read again would be found out after the training that it is of."""
+    run = make_run()
+    steps = []
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, **options)
+    with (
+        pytest.raises(InputError, match=message),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
+        steps.append(1)
+    assert not steps
+    assert not (tmp_path / "run/journal.jsonl").exists()
 
 
 def test_metadata_of_training_and_test_examples_must_fit_together(tmp_path):

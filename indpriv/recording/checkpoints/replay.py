@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,7 @@ from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints import safe_files, saved_models
 from indpriv.recording.checkpoints.saved_models import Discovery, RunSettings, SavedModel
-from indpriv.recording.norms.batches import with_targets
+from indpriv.recording.norms.batches import FAULTS, with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
@@ -53,6 +54,7 @@ from indpriv.recording.training_data import Measured, TrainingData, length, norm
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 AUTO, REPLAYING = "auto", "replaying checkpoints"
+_IMPORT_FAULTS: tuple[type[Exception], ...] = (*FAULTS, ImportError, SyntaxError, OSError)
 _CHECKED = 256  # examples on which norms are checked
 TOLERANCE = 5e-3  # of a norm, beside the log's rounding: machines and backends differ by less
 _CLIPPINGS = ("flat", "individual", "quantile")  # under which the log has norms of gradients
@@ -151,9 +153,15 @@ def load_name(said: str, reference: str, example: str) -> tuple[ModuleType, Any]
             module = importlib.import_module(place)
     except InputError:
         raise
-    except (ImportError, SyntaxError, OSError, ValueError) as error:
+    except _IMPORT_FAULTS as error:
         values = {"place": place, "kind": type(error).__name__, "error": error, "example": example}
-        raise refused("refusal.checkpoints", "not_imported", said=said, **values) from error
+        # Behind this call and importlib's own: where the user's file failed.
+        frames = [one for one in extract_tb(error.__traceback__)[1:] if one.filename[0] != "<"]
+        own = [one for one in frames if one.filename != importlib.__file__]
+        at: Any = own[0] if own else error  # one of syntax has a place itself
+        case = "its_own" if own or isinstance(error, SyntaxError) else "no_module"
+        values |= {"file": at.filename, "line": at.lineno} if case == "its_own" else {}
+        raise refused("refusal.checkpoints", case, said=said, **values) from error
     if not hasattr(module, name):
         made = "AuditSpec(...)" if name == "spec" else "..."
         raise InputError(f"{said}: {place} has no {name!r}; define it there, e.g. {name} = {made}")

@@ -184,9 +184,8 @@ def _read_file(path: Path) -> Content:
                 tensors = {name: file.get_tensor(name) for name in names}
                 metadata = file.metadata() or {}
         except Exception as error:  # whatever it raises at broken bytes
-            raise InputError(
-                f"{path} is not a readable safetensors file: {first_line(error)}; save it again"
-            ) from error
+            reason = first_line(error)
+            raise refused("refusal.checkpoints", "tensors", path=path, reason=reason) from error
         step = metadata.get("step", metadata.get("global_step", ""))
         return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
     replacements: list[Any] = [(ours, name) for name, ours in _REPLACEMENTS.items()]
@@ -264,10 +263,9 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
         try:
             found = _tensors(load(content.values))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            said = {"kind": type(error).__name__, "error": error, "described": holds}
-            raise refused(
-                "refusal.checkpoints", "load_failed", path=content.path, **said
-            ) from error
+            kind, path = type(error).__name__, content.path
+            said = {"kind": kind, "path": path, "error": error, "described": holds}
+            raise refused("refusal.checkpoints", "load_failed", **said) from error
     else:
         nested = (_tensors(content.entries.get(name)) for name in _PLACES)
         bare = _tensors(content.values)

@@ -64,9 +64,18 @@ def test_a_spec_file_knows_where_it_is_and_its_own_errors_are_shown(tmp_path, mo
     (tmp_path / "bad.py").write_text(MODULE.replace("model=runs.mlp", "model=5"))
     with pytest.raises(InputError, match=r"^AuditSpec: model is a int; pass a function"):
         load_spec(f"{tmp_path}/bad.py:spec")
-    (tmp_path / "worse.py").write_text("int('x')")
-    with pytest.raises(InputError, match=r"worse\.py cannot be imported: ValueError"):
-        load_spec(f"{tmp_path}/worse.py:spec")
+    for code, words in (
+        ("int('x')", "ValueError"),
+        ("raise RuntimeError('no data')", "RuntimeError: no data"),
+        ("import not_there", "ModuleNotFoundError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = (", "SyntaxError"),
+    ):
+        (tmp_path / "worse.py").write_text(f"import sys\n{code}")
+        with pytest.raises(InputError) as error:
+            load_spec(f"{tmp_path}/worse.py:spec")
+        assert f"worse.py cannot be imported: {words}" in str(error.value)
+        assert str(error.value).endswith(f"correct {tmp_path}/worse.py, line 2")
 
 
 @pytest.mark.parametrize(
