@@ -148,6 +148,7 @@ def test_an_unknown_number_of_examples_leaves_the_rest():
     assert status_of(found, "weight_decay") == status_of(found, "normalisation") == "passed"
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_a_privacy_filter_caps_epsilon(tmp_path):
     training = {**TABLES["training"], "filter_epsilon": 2.5}
     planned = facts_of_plan(
