@@ -312,6 +312,7 @@ def test_counts_that_are_missing_are_refused(count, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage", ["bit", "missing"])
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_who_was_left_out_cannot_be_lost_unseen(damage, tmp_path):
     run = make_run(batch_size=30, noise_multiplier=0.7)
     record(

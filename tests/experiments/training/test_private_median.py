@@ -269,6 +269,7 @@ def test_limits_of_epsilon_include_the_median():
     assert stopped.stop_at_epsilon == 2.0 - COST
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_a_privacy_filter_caps_the_whole(tmp_path):
     plan = config(filter_epsilon=1.0, epochs=6)
     made = filter_for(plan)(1.2, 0.1)

@@ -176,6 +176,7 @@ def test_a_seeded_run_may_stop_several_times(tmp_path):
     assert steps_saved == [0, 4, 7, 8, 12]
 
 
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_a_seeded_run_with_a_privacy_filter_and_test_norms_goes_on(tmp_path):
     plan = config(
         recording={"record_holdout": True, "rounding": 0.01, "every": 2},
