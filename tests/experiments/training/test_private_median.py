@@ -270,6 +270,7 @@ def test_limits_of_epsilon_include_the_median():
 
 
 @pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
+@pytest.mark.filterwarnings("ignore:no step at max_grad_norm fits")
 def test_a_privacy_filter_caps_the_whole(tmp_path):
     plan = config(filter_epsilon=1.0, epochs=6)
     made = filter_for(plan)(1.2, 0.1)

@@ -177,6 +177,7 @@ def test_a_seeded_run_may_stop_several_times(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
+@pytest.mark.filterwarnings("ignore:no step at max_grad_norm fits")
 def test_a_seeded_run_with_a_privacy_filter_and_test_norms_goes_on(tmp_path):
     plan = config(
         recording={"record_holdout": True, "rounding": 0.01, "every": 2},
