@@ -110,10 +110,5 @@ def warn_caller(message: str) -> None:
 
 def check_orders(orders: ArrayLike) -> FloatArray:
     """Rényi orders as (n_orders,) float64; InputError unless each is finite and above 1."""
-    return check_row(
-        "orders",
-        orders,
-        lambda x: np.isfinite(x) & (x > 1),
-        "finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]",
-        least=1,
-    )
+    expected = "finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]"
+    return check_row("orders", orders, lambda x: np.isfinite(x) & (x > 1), expected, least=1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from indpriv.errors import InputError
+from indpriv._facts import refused
 
 PRIVATE = 0o600
 # Windows changes line ends without the first; a pipe would wait without the last.
@@ -47,11 +47,7 @@ def refuse_links(path: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
             found = place.lstat()
             if stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", 0) == _JUNCTION:
-                raise InputError(
-                    f"{place} is a link, and links in a directory of a run or an audit are not "
-                    "followed: whoever gave it to you could have another of your files read or "
-                    "overwritten. Remove the link, or put a copy in its place"
-                )
+                raise refused("refusal.storage", "link", place=place)
 
 
 @contextmanager
@@ -105,10 +101,7 @@ def open_file(path: Path, flags: int) -> int:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             os.close(descriptor)
-            raise InputError(
-                f"{path} is a device, or a file with other names too ({found.st_nlink} in all), "
-                "which writing would change; put a copy in its place"
-            )
+            raise refused("refusal.storage", "device", path=path, n=found.st_nlink)
         if folder is not None and not flags & os.O_EXCL:  # its name is durable
             os.fsync(folder)
     return descriptor

@@ -61,16 +61,6 @@ Seed = Annotated[int, figure("text")]
 # --- tables and documents
 
 
-class OneOf:
-    """The only texts that a value can be."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
-
-    def __get_pydantic_core_schema__(self, _kind: Any, _: GetCoreSchemaHandler) -> Any:
-        return core_schema.literal_schema([*self.texts])
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
     """The columns of a data frame, where NaN or None stands for an unknown value."""

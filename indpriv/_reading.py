@@ -23,6 +23,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from indpriv._facts import damaged, refused
 from indpriv._folders import refuse_links
 from indpriv.errors import EvidenceError, InputError
 
@@ -64,19 +65,15 @@ def named(
         if isinstance(error, FileNotFoundError):
             raise InputError(f"{path} does not exist") from error
         reason = " ".join(str(error).split())[:_LONGEST] or "not as indpriv writes it"
-        raise EvidenceError(
-            f"{path} is damaged, or holds something else ({type(error).__name__}: {reason}); "
-            f"{remedy}"
-        ) from error
+        said = {"path": path, "kind": type(error).__name__, "reason": reason, "remedy": remedy}
+        raise damaged("refusal.storage", "damaged", **said) from error
 
 
 def check_size(path: Path, needed: int, size: int, remedy: str = "write it again") -> None:
     """Raise InputError if a file of `size` bytes would need too many bytes of memory."""
     if needed > max(_ROOM, _TIMES * size):
-        raise InputError(
-            f"{path} has {size:,} bytes and would unpack to {needed:,} bytes, more than {_TIMES} "
-            f"times its size: it is not read; {remedy}"
-        )
+        said = {"path": path, "size": size, "needed": needed, "times": _TIMES, "remedy": remedy}
+        raise refused("refusal.storage", "unpacks", **said)
 
 
 def table(keys: Mapping[Any, str]) -> Schema:
@@ -302,7 +299,6 @@ def check_columns(path: Path, schema: Any, kinds: Mapping[str, str]) -> None:
         kind, allowed = schema.field(column).type, [_KINDS[letter] for letter in letters]
         values = str(kind.value_type if pa.types.is_dictionary(kind) else kind)
         if letters and not any(re.fullmatch(types, values) for _, types in allowed):
-            raise EvidenceError(
-                f"{path}: the column {column} is of type {kind}; it holds "
-                f"{' or '.join(words for words, _ in allowed)}: write it again"
-            )
+            said = {"path": path, "column": column, "kind": kind}
+            said |= {"words": " or ".join(words for words, _ in allowed)}
+            raise damaged("refusal.storage", "column", **said)

@@ -22,16 +22,13 @@ from pydantic import Field
 
 from indpriv import _files, _folders, _plain
 from indpriv._columns import Rows, StoredColumn, as_rows, joined
-from indpriv._facts import damaged, refused
+from indpriv._facts import damaged, refused, text
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._reading import Whole, check, named, table
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError
 
-DISCLAIMER = (
-    "Individual epsilon describes this run. It is not a differential-privacy guarantee; "
-    "quote the worst-case epsilon as the guarantee."
-)
+DISCLAIMER = text("sentence.guarantee", "disclaimer")
 FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
 KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
 PART_ROWS = _files.ROW_GROUP_SIZE

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from indpriv._plain import AtLeastZero, Count, Epsilon, OneOf, Percent, Share, figure
-from indpriv._types import FloatArray
+from indpriv._plain import AtLeastZero, Count, Epsilon, Percent, Share, figure
+from indpriv._types import FloatArray, OneOf
 from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.statistics import CONFIDENCE
 

@@ -23,7 +23,7 @@ from indpriv._formatting import (
     format_share,
     format_share_up,
 )
-from indpriv._plain import OneOf
+from indpriv._types import OneOf
 from indpriv.errors import EvidenceError, InputError
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"  # of checks, and of lint

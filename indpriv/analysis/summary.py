@@ -16,7 +16,8 @@ import pandas as pd
 
 from indpriv import _plain
 from indpriv._facts import Fact, refused
-from indpriv._plain import Columns, OneOf, figure
+from indpriv._plain import Columns, figure
+from indpriv._types import OneOf
 from indpriv.analysis.statistics import Interval, Shares, Span
 from indpriv.epsilon_table import DISCLAIMER, Account
 

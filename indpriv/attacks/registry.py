@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from indpriv._columns import groupable_columns, grouping_of, to_floats
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, BoolArray, FloatArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -41,9 +41,7 @@ _NEEDED = {
     "attributes": "to know of attributes",
     "queries": "a model to ask for labels, and inputs: indpriv.attacks.LabelQueries",
     "texts": "what a language model says of texts, by indpriv.attacks.known_texts",
-    "released": "what the model itself tells: record it with keep_model=True and 40 test examples "
-    "or more, and attack it with --references train.py:fit, or take it by "
-    "indpriv.recording.released_model",
+    "released": text("refusal.attacks", "released"),
 }
 
 

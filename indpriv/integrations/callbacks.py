@@ -24,7 +24,6 @@ from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
-_METHODS = ("add_scalar", "log_metrics", "log")  # of a tracker, see `send`
 # Statistics of individual epsilons: sensitive.
 STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
     "epsilon_mean": lambda table: float(table.epsilon.mean()),
@@ -54,7 +53,9 @@ def hugging_face_callback(
     check_installed("Callbacks for Hugging Face", "hf", "transformers")
     from transformers import TrainerCallback
 
-    report = _reporter(recorder, delta, also, tracker)
+    report = partial(_report, recorder, check_delta(delta), _names(also))
+    if tracker is not None:
+        _method_of(tracker)  # an error now, not after hours of training
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -87,7 +88,7 @@ def lightning_callback(
     check_installed("Callbacks for Lightning", "integrations", "lightning")
     from lightning.pytorch import Callback
 
-    report = _reporter(recorder, delta, also)
+    report = partial(_report, recorder, check_delta(delta), _names(also))
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_start(self, *_: Any) -> None:
@@ -102,15 +103,6 @@ def lightning_callback(
 
     recorder.draw_privately()
     return IndprivCallback()
-
-
-def _reporter(
-    recorder: Any, delta: float, also: Sequence[str], tracker: Any = None
-) -> Callable[..., None]:
-    """What a callback calls; InputError now, not after hours of training, for a wrong argument."""
-    if tracker is not None and not any(hasattr(tracker, name) for name in _METHODS):
-        raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
-    return partial(_report, recorder, check_delta(delta), _names(also))
 
 
 def _report(
@@ -158,15 +150,21 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
     Raises:
         InputError: the tracker has none of these methods.
     """
-    if hasattr(tracker, "add_scalar"):
+    method = _method_of(tracker)
+    if method == "add_scalar":
         for name, value in metrics.items():
             tracker.add_scalar(name, value, step)
-    elif hasattr(tracker, "log_metrics"):
+    elif method == "log_metrics":
         tracker.log_metrics(dict(metrics), step=step)
-    elif hasattr(tracker, "log"):
-        tracker.log(dict(metrics))
     else:
-        raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
+        tracker.log(dict(metrics))
+
+
+def _method_of(tracker: Any) -> str:
+    for name in ("add_scalar", "log_metrics", "log"):
+        if hasattr(tracker, name):
+            return name
+    raise refused("refusal.trackers", "tracker", kind=type(tracker).__name__)
 
 
 def _names(also: Sequence[str]) -> Sequence[str]:

@@ -22,10 +22,7 @@ from indpriv.norm_log import evidence, fields, run_files, session_counts
 from indpriv.norm_log.fields import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
-DECLARED = (
-    "norms and settings are as another trainer wrote them: indpriv did not watch its sampling, "
-    "clipping and noise"
-)
+DECLARED = _facts.text("sentence.claim", "other_trainer")
 _WORDS = ("sampler", "unit", "neighbouring")
 _DEFAULTS: Mapping[str, Any] = {"clipping": "flat", "clipping_norm_epsilon": 0.0}
 _REQUIRED = ("steps", *SETTING_NAMES, *_WORDS)

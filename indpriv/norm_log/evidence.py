@@ -82,7 +82,7 @@ def session_checks(state: journal_state.LogState) -> list[Fact]:
             raise damaged("refusal.journal", "no_counts", session=session)
         checks += _of_randomness(session, training)
         checks += [_compared(key, training) for key in COMPARISONS]
-        checks += _of_steps(training, session.draws.draws, session.undrawn_steps)
+        checks += _of_steps(training, session.draws.draws, session.steps_of_other_batches)
         checks.append(noise_check(session.noise))
         for key in (key for key, told in at_levels.items() if told):
             same = training.gradients_at_levels == training.gradients
@@ -193,7 +193,7 @@ def _compared(key: str, training: TrainingCounts) -> Fact:
     )
 
 
-def _of_steps(training: TrainingCounts, draws: int, undrawn: int) -> Iterator[Fact]:
+def _of_steps(training: TrainingCounts, draws: int, others: int) -> Iterator[Fact]:
     """How steps and batches belong together, and what their gradients were clipped at."""
     if training.changed_outside:
         yield fact("check.parameters", NOT_CHECKED, training=training)
@@ -201,7 +201,7 @@ def _of_steps(training: TrainingCounts, draws: int, undrawn: int) -> Iterator[Fa
         yield fact("check.ranks", PASSED, training=training)
     steps, looks, left = training.steps, training.peeks, training.left_batches or 0
     faults = {
-        "undrawn": undrawn,
+        "undrawn": others - training.unmatched_steps,
         "unstepped": training.unstepped_draws + (left if left > _MAX_LOOKS else 0),
         "looks": looks if looks > _MAX_LOOKS + training.passes else 0,
         "dropped": training.dropped_batches,

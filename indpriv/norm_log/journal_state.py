@@ -138,9 +138,7 @@ class LogState:
     def most_participations(self) -> int | None:
         """Largest number of times that one example was drawn; None if it is not known."""
         # What was drawn says nothing of a step that used another batch.
-        others = (one.training and one.training.unmatched_steps for one in self.sessions)
-        pairs = zip(self.sessions, others, strict=True)
-        known = [one.draws for one, n in pairs if one.draws and not (n or one.undrawn_steps)]
+        known = [one.draws for one in self.sessions if one.draws and not one.steps_of_other_batches]
         counts = [draws.participations_max for draws in known]
         return sum(counts) if counts and len(counts) == len(self.sessions) else None
 

@@ -50,9 +50,8 @@ HOLDOUT = "holdout"  # a folder: the log of the test examples
 BESIDE = [RUN_JSON, EXAMPLES, EXAMPLES_NON_DP, MODEL_NON_DP, CANARIES, GRADIENT_CANARIES, WHITE_BOX]
 BESIDE += [COINS, MODEL, ATTRIBUTES, ATTRIBUTES_NON_DP, SECRETS, CURVE, f"{HOLDOUT}/{JOURNAL}"]
 RECORD_FILE = re.compile(r"((exact|free|filter)-)?\d{12}(-\d{5})?\.parquet")
-RUN_DIRECTORY = (
-    f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "
-    f"the end {EXAMPLES}"
+RUN_DIRECTORY = _facts.text(
+    "sentence.missing", "run_directory", files=[JOURNAL, IDS, RECORDS, RUN_JSON, EXAMPLES]
 )
 NAMESPACE = "indpriv-log@v1"
 _KIND, _MAGIC, _SPACE, _HASH = b"ssh-ed25519", b"SSHSIG", NAMESPACE.encode(), b"sha512"

@@ -42,23 +42,17 @@ class DrawCounts(_Counts):
 
     @classmethod
     def of(
-        cls,
-        participations: IntArray,
-        *,
-        draws: int,
-        expected: float,
-        variance: float,
-        **further: Any,
+        cls, times: IntArray, *, draws: int, expected: float, variance: float, **further: Any
     ) -> "DrawCounts":
-        """Of participations (n_examples,); expected and variance are those of one example."""
+        """Of times (n_examples,) drawn; expected and variance are those of one example."""
         return cls(
             draws=draws,
-            expected_participations=expected * len(participations),
-            participations=int(participations.sum()),
-            participations_min=int(participations.min()),
-            participations_max=int(participations.max()),
+            expected_participations=expected * len(times),
+            participations=int(times.sum()),
+            participations_min=int(times.min()),
+            participations_max=int(times.max()),
             participations_variance=variance,
-            participations_spread=float(np.square(participations - expected).sum()),
+            participations_spread=float(np.square(times - expected).sum()),
             **further,
         )
 
@@ -212,12 +206,12 @@ class SessionCounts(_Counts):
     noise: NoiseCounts | None = None  # None if it was not measured
 
     @property
-    def undrawn_steps(self) -> int:
-        """Steps that used no drawn batch; 0 where nobody counted."""
-        training, draws = self.training, self.draws
-        if training is None or draws is None:
+    def steps_of_other_batches(self) -> int:
+        """Steps that used no drawn batch, or another number of rows than theirs has."""
+        if self.training is None or self.draws is None:
             return 0
-        return max(training.undrawn_steps, training.steps - draws.draws)
+        undrawn = max(self.training.undrawn_steps, self.training.steps - self.draws.draws)
+        return undrawn + self.training.unmatched_steps
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is known, that of draws and training among the others."""

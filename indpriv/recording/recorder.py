@@ -59,10 +59,7 @@ from indpriv.recording.watch import Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked on
 FLUSH_STEPS = 256  # number of steps that a crash may lose
-_AUGMENTED = (
-    "items of the data set are random (augmentation?), so the recorded norms belong to another "
-    "random draw than training's; batch norms and known participation make an exact account"
-)
+_AUGMENTED = text("sentence.claim", "augmented")
 _ON_TRUST = ("rows",)  # a random data set is no reason for a warning
 
 
@@ -275,9 +272,7 @@ class Recorder:
             warnings.warn(said, EvidenceWarning, stacklevel=3)
 
     @contextmanager
-    def _attached_to(
-        self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
-    ) -> "Iterator[Recorder]":
+    def _attached_to(self, model: nn.Module, optimizer: Any, loader: Any) -> "Iterator[Recorder]":
         self._entered = True
         if self._attached:
             raise refused("refusal.arguments", "attached_before", run_dir=self.run_dir)

@@ -223,11 +223,8 @@ def attack_table(run: AuditedRun) -> pd.DataFrame | None:
         if one.model == "dp":
             of = pd.MultiIndex.from_arrays([one.scores.member, np.asarray(one.scores.example_ids)])
             frame[one.attack.name] = pd.Series(one.scores.scores, of).reindex(keys).to_numpy()
-    frame.attrs = {
-        "sensitive": "for the curator only",
-        "meaning": "No row is an accusation: decisions about single examples change from model to "
-        "model.",
-    }
+    about = text("sentence.attacks", "no_accusation")
+    frame.attrs = {"sensitive": "for the curator only", "meaning": about}
     return frame
 
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from indpriv._facts import refused
+from indpriv._facts import refused, text
 from indpriv._files import SUFFIXES, read_json, write_atomically
 from indpriv._folders import make_folder, refuse_links
 from indpriv._reading import Text, Whole, check, named, table
@@ -43,10 +43,7 @@ _PLACES = (
     *("model", "net", "module", "weights", "params"),
 )
 _SHOWN = 5
-_SAVE_AGAIN = (
-    "load it where you trust it, and save only the tensors: torch.save(model.state_dict(), path), "
-    "or safetensors.torch.save_file(model.state_dict(), path)"
-)
+_SAVE_AGAIN = text("sentence.replay", "save_again")
 
 # Names in a pickle of tensors, containers and numbers. torch's own safe loader also allows
 # constructors that take a size (bytearray, torch.FloatTensor, ...), with which a file of a hundred

@@ -142,9 +142,7 @@ class LayerwiseNorms:
 
         def after_backward(gradient: Tensor) -> None:
             if any(value._version != version for value, version in versions):
-                raise RuntimeError(
-                    "the input of a layer was changed in place after its forward pass"
-                )
+                raise RuntimeError("a layer's input was changed in place after its forward pass")
             if layer.has_rule:
                 self._by_rule(layer, inputs[0], gradient)
                 return

@@ -20,13 +20,7 @@ from indpriv.recording.norms.shadow_model import ModelInTraining, without_checkp
 from indpriv.recording.random_states import has_drawn, kept_random_state, random_state
 
 BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
-_RANDOM = (
-    "the model's forward pass is random (dropout?), so the recorded norms belong to another random "
-    "draw than training's; batch norms and known participation make an exact account"
-)
-_MIXED = (
-    "losses in a batch are not those of single examples; does the model or the loss mix examples?"
-)
+_RANDOM, _MIXED = text("sentence.claim", "dropout"), text("sentence.claim", "mixed")
 _MEMORY_SHARE = 4  # of the free memory, one part: training and other programs need the rest
 _WORKSPACE = 3  # times the bytes that a forward pass keeps: gradients and patches add to them
 _CACHE = 96 * 2**20  # bytes at once: on a CPU, larger batches leave its caches
@@ -403,7 +397,8 @@ class NormPass:
             try:
                 parts.append(self._norms(batch.rows(done, stop)))
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                out = any(words in str(error) for words in _OUT_OF_MEMORY)  # of a machine
+                if not (out or isinstance(error, torch.OutOfMemoryError)):
                     raise
                 if stop - done == 1:
                     raise refused("refusal.norms", "no_memory") from error
@@ -515,10 +510,3 @@ def saved_bytes(forward: Callable[[], Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         forward()
     return sum(kept.values())
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch ran out of memory, on a GPU or in the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in _OUT_OF_MEMORY
-    )
