@@ -262,31 +262,30 @@ class CausalLMLoss:
 
 def fresh(held: Any, deep: int = 3) -> Any:
     """A copy of a loss, and of what functions read, so that what it remembers stays as it is."""
+    kept, code_of = partial(_kept, deep=deep), getattr(held, "__globals__", {}).get("__name__")
     if isinstance(held, partial):
-        return partial(fresh(held.func, deep), *map(fresh, held.args), **held.keywords)
+        parts = [fresh(one, deep) for one in (held.func, *held.args)]
+        return partial(*parts, **{k: fresh(one, deep) for k, one in held.keywords.items()})
     try:
-        if not isinstance(held, FunctionType) or held.__globals__["__name__"][:5] == "torch":
+        if not isinstance(held, FunctionType) or str(code_of).startswith("torch."):
             return copy.deepcopy(held)
         read = inspect.getclosurevars(held)
-        named = {**read.globals, **read.nonlocals}
-        kept = {name: one for name, one in named.items() if deep and _remembers(one)}
-        own = named | {name: fresh(one, deep - 1) for name, one in kept.items()}
+        own = {name: kept(one) for name, one in {**read.globals, **read.nonlocals}.items()}
         cells = (CellType(own[name]) for name in held.__code__.co_freevars)
-        spaces = held.__globals__ | own
-        made = FunctionType(held.__code__, spaces, None, held.__defaults__, (*cells,))
-        made.__kwdefaults__ = held.__kwdefaults__
+        spaces, defaults = held.__globals__ | own, tuple(map(kept, held.__defaults__ or ()))
+        made = FunctionType(held.__code__, spaces, None, defaults, (*cells,))
+        made.__kwdefaults__ = {k: kept(one) for k, one in (held.__kwdefaults__ or {}).items()}
         return update_wrapper(made, held)
     except (TypeError, RuntimeError, AttributeError, ValueError):  # what has no copy, empty cells
         return held
 
 
-def _remembers(one: Any) -> bool:
-    """Whether a loss may keep what it saw there; not models and trainers, which it only reads."""
-    if isinstance(one, nn.Module):
-        return not any(True for _ in one.parameters())
-    if isinstance(one, list | dict | set | Tensor | np.ndarray | SimpleNamespace):
-        return True
-    return callable(one) and not isinstance(one, type | MethodType)
+def _kept(one: Any, deep: int) -> Any:
+    """A copy, if a loss may keep there what it saw; models and trainers, which it reads, stay."""
+    may = isinstance(one, list | dict | set | Tensor | np.ndarray | SimpleNamespace)
+    may |= callable(one) and not isinstance(one, type | MethodType)
+    may &= not (isinstance(one, nn.Module) and any(True for _ in one.parameters()))
+    return fresh(one, deep - 1) if may and deep else one
 
 
 def with_targets(loss_fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
