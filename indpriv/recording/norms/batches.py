@@ -264,8 +264,8 @@ def fresh(held: Any, deep: int = 3) -> Any:
     """A copy of a loss, and of what functions read, so that what it remembers stays as it is."""
     kept, code_of = partial(_kept, deep=deep), getattr(held, "__globals__", {}).get("__name__")
     if isinstance(held, partial):
-        parts = [fresh(one, deep) for one in (held.func, *held.args)]
-        return partial(*parts, **{k: fresh(one, deep) for k, one in held.keywords.items()})
+        named = {name: fresh(one, deep) for name, one in held.keywords.items()}
+        return partial(fresh(held.func, deep), *(fresh(one, deep) for one in held.args), **named)
     try:
         if not isinstance(held, FunctionType) or str(code_of).startswith("torch."):
             return copy.deepcopy(held)
