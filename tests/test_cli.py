@@ -285,6 +285,8 @@ def test_only_images_are_shown(in_process, tmp_path, images, words):
     assert_bad_input(refused, words)
 
 
+@pytest.mark.filterwarnings("ignore:no step at max_grad_norm fits")
+@pytest.mark.filterwarnings("ignore:the privacy filter has left out everyone")
 def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
     filtered = SMALL.replace(
         "noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0"

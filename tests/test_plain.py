@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from audit_schema import fields_schema
 
-from indpriv._plain import Columns, Count, OneOf, Share, from_json, to_json
+from indpriv._plain import Columns, Count, Share, from_json, to_json
+from indpriv._types import OneOf
 from indpriv.errors import InputError
 
 

@@ -216,7 +216,8 @@ class Recorder:
         if record_holdout and test_set is None:
             raise refused("refusal.arguments", "holdout")
         self._autocast, self._run_info = autocast_anywhere(), run_files.checked_run_info(run_info)
-        self._entered = self._attached = self._draws_privately = False
+        self._attached = self._draws_privately = False
+        self._entered: list[bool] = []  # of the block of attach
         self._is_open = False  # inside the block of attach
         self._step = self._first
         self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
@@ -263,17 +264,12 @@ class Recorder:
                 accountant that has stopped counting).
         """
         block = self._attached_to(model, optimizer, loader)
-        finalize(block, self._say_if_not_entered)  # now if nothing holds it, or when Python ends
+        finalize(block, _say_if_unused, self._entered, self.run_dir)  # or when Python ends
         return block
-
-    def _say_if_not_entered(self) -> None:
-        if not self._entered:
-            said = text("refusal.arguments", "not_entered", run_dir=self.run_dir)
-            warnings.warn(said, EvidenceWarning, stacklevel=3)
 
     @contextmanager
     def _attached_to(self, model: nn.Module, optimizer: Any, loader: Any) -> "Iterator[Recorder]":
-        self._entered = True
+        self._entered.append(True)
         if self._attached:
             raise refused("refusal.arguments", "attached_before", run_dir=self.run_dir)
         data = self._data
@@ -717,3 +713,9 @@ def _policy(
     if state is not None and not made and state.header.get("policy"):
         return RecordingPolicy.from_header(state.header)
     return RecordingPolicy(**made) if "every" in made else replace(DEFAULT_POLICY, **made)
+
+
+def _say_if_unused(entered: list[bool], run_dir: Path) -> None:
+    if not entered:
+        said = text("refusal.arguments", "not_entered", run_dir=run_dir)
+        warnings.warn(said, EvidenceWarning, stacklevel=3)

@@ -118,8 +118,10 @@ class Request:
             if quantile == earlier:
                 yield text("refusal.request", "twice", quantile=quantile)
         check_choice("method", self.method, METHODS)
-        check_number("epsilon", epsilon, "(0, inf)", "pass what this release may cost, e.g. 0.1")
-        check_number("delta", delta, "[0, 1)", "pass a value well below 1/n, e.g. 1e-6")
+        cost = check_number("epsilon", epsilon, "(0, inf)", "pass what it may cost, e.g. 0.1")
+        object.__setattr__(self, "epsilon", cost)  # of Python, for JSON, as the next
+        of = check_number("delta", delta, "[0, 1)", "pass a value well below 1/n, e.g. 1e-6")
+        object.__setattr__(self, "delta", of)
         if self.method == DESCENT and delta == 0:
             yield text("refusal.request", "descent")
         if self.method != DESCENT and delta > 0:

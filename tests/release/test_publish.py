@@ -416,3 +416,8 @@ def tree(folder):
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in (".lock", ".writer")
     }
+
+
+def test_a_cost_of_numpy_is_kept_as_a_number_of_python():
+    request = Request((0.5,), epsilon=np.float32(0.5), delta=np.float64(0.0))
+    assert json.loads(json.dumps([request.epsilon, request.delta])) == [0.5, 0.0]

@@ -4,13 +4,11 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial, update_wrapper
-from types import CellType, FunctionType, MethodType, SimpleNamespace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from indpriv._checks import check_choice
@@ -260,32 +258,12 @@ class CausalLMLoss:
         return losses / (labels[:, 1:] != self.ignore_index).sum(1).clamp(min=1)
 
 
-def fresh(held: Any, deep: int = 3) -> Any:
-    """A copy of a loss, and of what functions read, so that what it remembers stays as it is."""
-    kept, code_of = partial(_kept, deep=deep), getattr(held, "__globals__", {}).get("__name__")
-    if isinstance(held, partial):
-        named = {name: fresh(one, deep) for name, one in held.keywords.items()}
-        return partial(fresh(held.func, deep), *(fresh(one, deep) for one in held.args), **named)
+def fresh(loss_fn: LossFn) -> LossFn:
+    """A copy, so that what a loss object remembers stays as training left it."""
     try:
-        if not isinstance(held, FunctionType) or str(code_of).startswith("torch."):
-            return copy.deepcopy(held)
-        read = inspect.getclosurevars(held)
-        own = {name: kept(one) for name, one in {**read.globals, **read.nonlocals}.items()}
-        cells = (CellType(own[name]) for name in held.__code__.co_freevars)
-        spaces, defaults = held.__globals__ | own, tuple(map(kept, held.__defaults__ or ()))
-        made = FunctionType(held.__code__, spaces, None, defaults, (*cells,))
-        made.__kwdefaults__ = {k: kept(one) for k, one in (held.__kwdefaults__ or {}).items()}
-        return update_wrapper(made, held)
-    except (TypeError, RuntimeError, AttributeError, ValueError):  # what has no copy, empty cells
-        return held
-
-
-def _kept(one: Any, deep: int) -> Any:
-    """A copy, if a loss may keep there what it saw; models and trainers, which it reads, stay."""
-    may = isinstance(one, list | dict | set | Tensor | np.ndarray | SimpleNamespace)
-    may |= callable(one) and not isinstance(one, type | MethodType)
-    may &= not (isinstance(one, nn.Module) and any(True for _ in one.parameters()))
-    return fresh(one, deep - 1) if may and deep else one
+        return copy.deepcopy(loss_fn)
+    except Exception:  # noqa: BLE001  # whatever a class, or pickle, raises for what has no copy
+        return loss_fn
 
 
 def with_targets(loss_fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:

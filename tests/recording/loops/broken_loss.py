@@ -1,7 +1,5 @@
 """Broken loops: what is trained is no mean of losses of one example each, or not those of the Recorder."""
 
-from functools import partial
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -553,51 +551,6 @@ class ScaledByTheFirst(nn.Module):
 @broken("contribution", "hooks ghost functorch", expect="unsupported")
 def loss_scaled_by_that_of_the_first_batch(s):
     s.train(loss=ScaledByTheFirst())
-
-
-@broken("contribution", "hooks ghost functorch", expect="unsupported", rare=True)
-def closure_scaled_by_the_loss_of_the_first_batch(s):
-    first = None
-
-    def scaled(out, y):
-        nonlocal first
-        each = ce(out, y)
-        if first is None and len(y):
-            first = each.detach().mean()
-        return each / first
-
-    s.train(loss=scaled)
-
-
-@broken("contribution", "hooks ghost functorch", expect="unsupported")
-def loss_scaled_by_what_a_function_that_it_calls_keeps(s):
-    held = ScaledByTheFirst()
-    s.train(loss=partial(lambda loss, out, y: loss(out, y), lambda out, y: held(out, y)))
-
-
-@broken("contribution", "hooks ghost functorch", expect="unsupported", rare=True)
-def loss_scaled_by_what_its_default_argument_keeps(s):
-    def scaled(out, y, first=[]):  # noqa: B006
-        each = ce(out, y)
-        first.extend([each.detach().mean()] * (not first and len(y) > 0))
-        return each / first[0]
-
-    s.train(loss=scaled)
-
-
-FIRST = []
-
-
-def scaled_by_a_global(out, y):
-    each = ce(out, y)
-    FIRST.extend([each.detach().mean()] * (not FIRST and len(y) > 0))
-    return each / FIRST[0]
-
-
-@broken("contribution", "hooks ghost functorch", expect="unsupported")
-def loss_scaled_by_a_global_of_the_first_batch(s):
-    FIRST.clear()
-    s.train(loss=scaled_by_a_global)
 
 
 @broken("contribution", "hooks functorch", rare=True)
