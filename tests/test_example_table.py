@@ -87,7 +87,7 @@ def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     ):
         for split in ("train", "test"):
             pd.testing.assert_frame_equal(getattr(one, split), getattr(two, split))
-    with pytest.warns(PrivacyWarning, match="2 names .e.g. a, b., and the examples 3 labels"):
+    with pytest.warns(PrivacyWarning, match="2 names .e.g. a, b., and the examples have 3 labels"):
         assert found.with_label_names(["a", "b"]) is found
     assert [len(part) for part in frames_of(found.rows("train"), ["loss"])] == [10, 10, 10, 4]
     named = found.with_label_names(["a", "b", "c"])
