@@ -94,14 +94,13 @@ class NormLogWriter:
             _reading.check_columns(run_dir / IDS, ids.schema, ID_COLUMNS)
         except (pa.ArrowException, EvidenceError) as error:
             raise _facts.refused("refusal.ids", "unreadable", error=error) from error
-        content = _files.parquet_bytes(ids)
         self._n, self._ids_fingerprint = len(example_ids), fingerprint(example_ids)
         line = {
             "schema": run_files.SCHEMA,
             "n_examples": self._n,
             "ids_fingerprint": self._ids_fingerprint,
             "ids_file": IDS,
-            "ids_sha256": hashlib.sha256(content).hexdigest(),
+            "ids_sha256": "",  # of a file that a log to be continued has
             "n_exact": len(reference_positions),
             **vars(header),
         }
@@ -120,7 +119,8 @@ class NormLogWriter:
                     if RECORD_FILE.fullmatch(name) and name not in named:
                         _folders.remove_file(self._folder / name)
                 return
-            _files.write_atomically(run_dir / IDS, content)
+            _files.write_atomically(run_dir / IDS, content := _files.parquet_bytes(ids))
+            line["ids_sha256"] = hashlib.sha256(content).hexdigest()
             self._journal.append("header", **line)
 
     def record(

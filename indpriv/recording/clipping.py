@@ -391,7 +391,6 @@ class ClipThresholds:
             self.present = self.present & ~beyond
             self.unlogged.append((step, np.flatnonzero(beyond)))
             if not self.present.any():  # said at this line: at one of torch, it would be filtered
-                said = text("sentence.warnings", "all_left_out", step=step)
-                warnings.warn(said, PrivacyWarning, stacklevel=1)
+                warnings.warn(text("sentence.warnings", "all_left_out", step=step), PrivacyWarning)
         self.spent += np.where(self.present, charges, 0.0)
         self._charged = step, setting

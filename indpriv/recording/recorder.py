@@ -217,7 +217,7 @@ class Recorder:
             raise refused("refusal.arguments", "holdout")
         self._autocast, self._run_info = autocast_anywhere(), run_files.checked_run_info(run_info)
         self._attached = self._draws_privately = False
-        self._entered: list[bool] = []  # of the block of attach
+        self._entered: list[bool] = []  # not empty once a block of attach was entered
         self._is_open = False  # inside the block of attach
         self._step = self._first
         self._records: list[Measured] = []  # of the coming step, if due: training's, the holdout's
@@ -244,7 +244,7 @@ class Recorder:
     def attach(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
     ) -> AbstractContextManager["Recorder"]:
-        """Record while the block of `with` trains; warn if there is none. Your loop stays as it is.
+        """Record while a `with` block trains; warn if none is entered. Your loop stays as it is.
 
         If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same
         arguments: full passes are divided between them, and the first rank writes the log. To
@@ -264,7 +264,9 @@ class Recorder:
                 accountant that has stopped counting).
         """
         block = self._attached_to(model, optimizer, loader)
-        finalize(block, _say_if_unused, self._entered, self.run_dir)  # or when Python ends
+        finalize(
+            block, _say_if_unused, self._entered, self.run_dir
+        )  # which keeps no Recorder alive
         return block
 
     @contextmanager
@@ -717,5 +719,4 @@ def _policy(
 
 def _say_if_unused(entered: list[bool], run_dir: Path) -> None:
     if not entered:
-        said = text("refusal.arguments", "not_entered", run_dir=run_dir)
-        warnings.warn(said, EvidenceWarning, stacklevel=3)
+        warnings.warn(text("refusal.arguments", "not_entered", run_dir=run_dir), EvidenceWarning, 3)

@@ -103,6 +103,10 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "quantiles", tuple(sorted(map(float, self.quantiles))))
         object.__setattr__(self, "groups", tuple(self.groups))
+        cost = check_number("epsilon", self.epsilon, "(0, inf)", "pass what it may cost, e.g. 0.1")
+        delta = check_number("delta", self.delta, "[0, 1)", "pass one well below 1/n, e.g. 1e-6")
+        object.__setattr__(self, "epsilon", cost)  # of Python, for JSON, as the next
+        object.__setattr__(self, "delta", delta)
         for problem in self._problems():
             raise InputError(problem)
 
@@ -118,10 +122,6 @@ class Request:
             if quantile == earlier:
                 yield text("refusal.request", "twice", quantile=quantile)
         check_choice("method", self.method, METHODS)
-        cost = check_number("epsilon", epsilon, "(0, inf)", "pass what it may cost, e.g. 0.1")
-        object.__setattr__(self, "epsilon", cost)  # of Python, for JSON, as the next
-        of = check_number("delta", delta, "[0, 1)", "pass a value well below 1/n, e.g. 1e-6")
-        object.__setattr__(self, "delta", of)
         if self.method == DESCENT and delta == 0:
             yield text("refusal.request", "descent")
         if self.method != DESCENT and delta > 0:

@@ -51,11 +51,15 @@ def test_labels_get_their_names_only_where_they_fit(artifacts):
     _, examples = artifacts
     assert set(examples.with_label_names(["poor", "rich"]).frame["label"]) == {"poor", "rich"}
     assert examples.with_label_names([]) is examples
-    with pytest.warns(PrivacyWarning, match="1 names .e.g. only one., and the examples have 2 labels"):
+    with pytest.warns(
+        PrivacyWarning, match="1 names .e.g. only one., and the examples have 2 labels"
+    ):
         assert examples.with_label_names(["only one"]) is examples
     with pytest.warns(PrivacyWarning, match="each differently"):  # else the classes are one group
         assert examples.with_label_names(["poor", "poor"]) is examples
-    with pytest.warns(PrivacyWarning, match="3 names .e.g. none, poor, rich., and the examples have 2"):
+    with pytest.warns(
+        PrivacyWarning, match="3 names .e.g. none, poor, rich., and the examples have 2"
+    ):
         named = examples.with_label_names(["none", "poor", "rich"])
     assert set(named.frame["label"]) == {"none", "poor"}
     gaps = ExampleTable(examples.frame.assign(label=pd.array([None, *[1] * 359], dtype="Int64")))

@@ -397,8 +397,8 @@ class NormPass:
             try:
                 parts.append(self._norms(batch.rows(done, stop)))
             except RuntimeError as error:
-                out = any(words in str(error) for words in _OUT_OF_MEMORY)  # of a machine
-                if not (out or isinstance(error, torch.OutOfMemoryError)):
+                of_memory = any(words in str(error) for words in _OUT_OF_MEMORY)  # of the machine
+                if not (of_memory or isinstance(error, torch.OutOfMemoryError)):  # of a GPU
                     raise
                 if stop - done == 1:
                     raise refused("refusal.norms", "no_memory") from error
