@@ -391,6 +391,6 @@ class ClipThresholds:
             self.present = self.present & ~beyond
             self.unlogged.append((step, np.flatnonzero(beyond)))
             if not self.present.any():  # said at this line: at one of torch, it would be filtered
-                warnings.warn(text("sentence.warnings", "all_left_out", step=step), PrivacyWarning)
+                warnings.warn(text("sentence.warnings", "all_out", step=step), PrivacyWarning, 1)
         self.spent += np.where(self.present, charges, 0.0)
         self._charged = step, setting
