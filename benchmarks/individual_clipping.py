@@ -141,14 +141,16 @@ def prepare(
     return AuditConfig.from_dict(tables), kept, setting
 
 
-def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Result:
+def train_arm(
+    config: AuditConfig, dataset: Dataset, seed: int, arm: Arm, device: str = "cpu"
+) -> Result:
     """One run."""
     training = dataclasses.replace(
         config.training, individual_clipping=arm.individually, clip_headroom=arm.headroom
     )
     config = dataclasses.replace(config, training=training, recording=arm.recording)
     with tempfile.TemporaryDirectory() as folder:
-        run = train(config, Path(folder) / "run", seed=seed, dataset=dataset)
+        run = train(config, Path(folder) / "run", seed=seed, dataset=dataset, device=device)
         clipped = [
             check.status
             for check in verify(open_run(run.run_dir))

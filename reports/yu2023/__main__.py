@@ -1,6 +1,7 @@
 """Everything of reports/yu2023/README.md and of docs/explanation/results.md by one command: `make reproduce`.
 
 python -m reports.yu2023 [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
+                         [--whole-seeds [--device DEVICE] [--jobs N]]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
 not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
@@ -24,6 +25,7 @@ from indpriv._files import read_json
 from reports.yu2023.audits import (
     AUDITS,
     DEFAULT,
+    PAPERS,
     PRESET,
     REPORTS,
     ROOT,
@@ -31,7 +33,7 @@ from reports.yu2023.audits import (
     read_audits,
     trained_by,
 )
-from reports.yu2023.measured import measure, read_measured
+from reports.yu2023.measured import Pairs, measure, read_measured
 from reports.yu2023.page import render_page, render_results, write_results
 from reports.yu2023.sections import Known
 from reports.yu2023.sweeps import AUDIT, SWEEPS
@@ -58,6 +60,13 @@ def main() -> int:
     )
     parser.add_argument("--no-training", action="store_true", help="take the runs there are")
     parser.add_argument(
+        "--whole-seeds",
+        action="store_true",
+        help="train four seeded pairs of whole runs of each NAME, for Table 3, and nothing else",
+    )
+    parser.add_argument("--device", default="cpu", help="of --whole-seeds, e.g. cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time of --whole-seeds")
+    parser.add_argument(
         "--write-only", action="store_true", help="train, audit and measure nothing"
     )
     options = parser.parse_args()
@@ -73,15 +82,19 @@ def main() -> int:
             or (BESIDE if BESIDE.is_dir() else None)
         )
         data_dir = None if found is None else Path(found)
-        names = options.names or AUDITS
-        missing = [
-            name
-            for name in names
-            if not make(name, data_dir, console, train=not options.no_training)
-        ]
+        names, whole = options.names or AUDITS, ()
+        if options.whole_seeds:
+            whole = [name for name in names if name in PAPERS]
+        else:
+            missing = [
+                name
+                for name in names
+                if not make(name, data_dir, console, train=not options.no_training)
+            ]
         if not (options.names or options.no_training):
             sweep(data_dir, console)
-        measure(REPORTS, data_dir, console.print)
+        pairs = Pairs(whole=True, device=options.device, jobs=options.jobs)
+        measure(REPORTS, data_dir, console.print, whole, pairs)
     write_pages()
     for name in missing:
         console.print(f"{name}: no finished run; the pages say so")

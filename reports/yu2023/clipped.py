@@ -1,6 +1,6 @@
 """Figures 7 and 8, Table 3 and appendix B.2: what individual clipping changes.
 
-Of each data set one pair of whole runs, with and without; of MNIST several seeded pairs of few images besides.
+Of each data set one pair of whole runs, with and without; several seeded pairs besides, of all images or of few.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from indpriv._formatting import format_number, format_share
 from reports.shared.verdicts import NOT_RUN
 from reports.yu2023 import paper, rules
 from reports.yu2023.audits import DEFAULT, INDIVIDUAL, Audit, Summary, means_of
-from reports.yu2023.measured import TABLE_3
+from reports.yu2023.measured import TABLE_3, TABLE_3_WHOLE
 from reports.yu2023.paper import PaperRun
 from reports.yu2023.sections import (
     FEW,
+    SEEDS,
     WHOLE,
     Found,
     Known,
@@ -40,7 +41,7 @@ _LEAST_BELOW = 0.01  # share of levels below max_grad_norm, for a comparison
 _CLOSE = "mean epsilons of groups, largest difference"
 
 Pair = Mapping[str, tuple[Summary, Summary]]  # account -> with and without individual clipping
-Few = Mapping[str, Any]
+Seeded = Mapping[str, Any]  # runs of several seeds, by arm
 
 
 def figure_7(known: Known) -> Section:
@@ -53,9 +54,9 @@ def figure_7(known: Known) -> Section:
         low = None if interval is None else interval["low"]
         return Found({_PEARSON: format_number(found)}, {"": rules.loss(found, low)})
 
-    def few(found: Few) -> Found:
+    def seeded(found: Seeded) -> Found:
         texts, verdicts = {}, {}
-        for name, arm in (("", _ARMS[0]), ("without headroom", _NO_HEADROOM)):
+        for name, arm in _without_headroom_too(found):
             values = [result["pearson"] for result in found[arm]]
             smallest = None if None in values else min(values)
             texts[" ".join(["smallest", _PEARSON, name]).strip()] = format_number(smallest)
@@ -67,7 +68,7 @@ def figure_7(known: Known) -> Section:
         known,
         lambda run: {_PEARSON: expected},
         whole,
-        few,
+        seeded,
         compares=False,
     )
 
@@ -78,9 +79,9 @@ def figure_8(known: Known) -> Section:
     def whole(run: PaperRun, individual: Summary, ordinary: Summary) -> Found:
         return _compared([tuple(means_of(each, run.by) for each in (individual, ordinary))])
 
-    def few(found: Few) -> Found:
+    def seeded(found: Seeded) -> Found:
         texts, verdicts = {}, {}
-        for name, arm in (("", _ARMS[0]), (", without headroom", _NO_HEADROOM)):
+        for name, arm in _without_headroom_too(found, ", "):
             pairs = zip(found[arm], found["ordinary"], strict=True)
             one = _compared(
                 [(these["means"], those["means"]) for these, those in pairs], found["seeds"]
@@ -94,7 +95,7 @@ def figure_8(known: Known) -> Section:
         known,
         lambda run: {"order": "the same", _CLOSE: "close"},
         whole,
-        few,
+        seeded,
         note="Groups by mean epsilon, the lowest first: with individual clipping / without.",
     )
 
@@ -111,20 +112,19 @@ def table_3(known: Known) -> Section:
         text = ", ".join(f"{value:.2f}" for value in pair)
         return Found({_PAIR: text}, {"": rules.paired_accuracies([pair[0] - pair[1]])})
 
-    def few(found: Few) -> Found:
-        individual, ordinary, bare = (
-            [result["accuracy"] for result in found[arm]] for arm in (*_ARMS, _NO_HEADROOM)
-        )
-        texts = {
-            _PAIR: ", ".join(map(_mean_and_deviation, (individual, ordinary))),
-            "individual without headroom": _mean_and_deviation(bare),
+    def seeded(found: Seeded) -> Found:
+        accuracies = {
+            arm: [result["accuracy"] for result in found[arm]]
+            for arm in (*_ARMS, _NO_HEADROOM)
+            if arm in found
         }
-        verdicts = {
-            name: rules.paired_accuracies(
-                [one - other for one, other in zip(arm, ordinary, strict=True)]
-            )
-            for name, arm in (("", individual), ("without headroom", bare))
-        }
+        ordinary, verdicts = accuracies["ordinary"], {}
+        texts = {_PAIR: ", ".join(_mean_and_deviation(accuracies[arm]) for arm in _ARMS)}
+        for name, arm in _without_headroom_too(found):
+            pairs = zip(accuracies[arm], ordinary, strict=True)
+            verdicts[name] = rules.paired_accuracies([one - other for one, other in pairs])
+            if name:
+                texts[f"individual {name}"] = _mean_and_deviation(accuracies[arm])
         return Found(texts, verdicts)
 
     note = "Test accuracy in per cent (standard deviation over seeds). One pair of runs cannot tell a small difference from chance."
@@ -133,7 +133,7 @@ def table_3(known: Known) -> Section:
         known,
         printed,
         whole,
-        few,
+        seeded,
         note=note,
     )
 
@@ -143,7 +143,7 @@ def _section(
     known: Known,
     printed: Callable[[PaperRun], Texts],
     whole: Callable[[PaperRun, Summary, Summary], Found],
-    few: Callable[[Few], Found],
+    seeded: Callable[[Seeded], Found],
     *,
     note: str = "",
     compares: bool = True,
@@ -169,25 +169,32 @@ def _section(
             rows += not_run_rows(f"{run.title}, {WHOLE}", expected)
             mine[WHOLE] = (NOT_RUN,)
             notes.append(apart)
-        entry = known.measured.get(TABLE_3, {}).get(run.name)
-        if entry is not None and _clips_differently(entry["found"]):
-            found = {DEFAULT: few(entry["found"])}
-            rows += block(f"{run.title}, {FEW}", expected, found)
-            mine.update(words_of(found, FEW))
-            notes.append(_few_runs(run.title, entry["found"]))
-        elif entry is not None:
-            rows += not_run_rows(f"{run.title}, {FEW}", expected)
-            mine[FEW] = (NOT_RUN,)
-            notes.append(
-                f"{run.title}, {FEW}: hardly any norm lay below C, so that both kinds of clipping are the same."
-            )
+        for part, kind in ((TABLE_3_WHOLE, SEEDS), (TABLE_3, FEW)):
+            entry = known.measured.get(part, {}).get(run.name)
+            if entry is not None and _clips_differently(entry["found"]):
+                found = {DEFAULT: seeded(entry["found"])}
+                rows += block(f"{run.title}, {kind}", expected, found)
+                mine.update(words_of(found, kind))
+                notes.append(_seeded_runs(f"{run.title}, {kind}", entry["found"]))
+            elif entry is not None:
+                rows += not_run_rows(f"{run.title}, {kind}", expected)
+                mine[kind] = (NOT_RUN,)
+                notes.append(
+                    f"{run.title}, {kind}: hardly any norm lay below C, so that both kinds of clipping are the same."
+                )
         if not mine:
             rows += not_run_rows(run.title, expected)
         words[run.title] = mine or only(NOT_RUN)
     return Section(*heading, tuple(rows), words, " ".join(each for each in notes if each))
 
 
-def _clips_differently(found: Few) -> bool:
+def _without_headroom_too(found: Seeded, before: str = "") -> list[tuple[str, str]]:
+    """The arms of individual clipping: how a row names one, and its key."""
+    arms = {"": _ARMS[0], f"{before}without headroom": _NO_HEADROOM}
+    return [(name, arm) for name, arm in arms.items() if arm in found]
+
+
+def _clips_differently(found: Seeded) -> bool:
     """Whether some levels of individual clipping lay below max_grad_norm, so that it is another clipping."""
     return max(result["below"] for result in found["individual"]) >= _LEAST_BELOW
 
@@ -239,10 +246,11 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
     return _spread(statistics.fmean(values), statistics.stdev(values))
 
 
-def _few_runs(title: str, found: Few) -> str:
+def _seeded_runs(title: str, found: Seeded) -> str:
     seeds = found["seeds"]
+    where = f"on {found['device']}" if "device" in found else "far smaller than the paper's"
     return (
-        f"{title}, {FEW}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
+        f"{title}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
         f"(reproducible: no privacy); levels refreshed once an epoch, with a headroom of {found['headroom']:g} C that the paper "
-        "does not have; far smaller than the paper's. See benchmarks/individual_clipping.py."
+        f"does not have; {where}. See benchmarks/individual_clipping.py."
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -42,11 +44,12 @@ METHODS = {
     HISTOGRAM: "noisy histogram",
     DESCENT: f"descent of Andrew et al. 2021, {ROUNDS} rounds",
 }
-DISTRIBUTION, TABLE_1, TABLE_2, TABLE_3, FOOTNOTE_3, MACHINE = (
+DISTRIBUTION, TABLE_1, TABLE_2, TABLE_3, TABLE_3_WHOLE, FOOTNOTE_3, MACHINE = (
     "distribution",
     "table_1",
     "table_2",
     "table_3",
+    "table_3_whole",
     "footnote_3",
     "machine",
 )
@@ -135,35 +138,76 @@ def table_1() -> dict[str, float]:
     return dict(_benchmark("accountant").table_1())
 
 
-def table_3(name: str, data_dir: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Pairs:
+    """How the seeded runs of Table 3 are trained.
+
+    Attributes:
+        whole: of all images, as audits/<name>.toml says, with and without individual clipping; else of few images, and
+            without headroom as well.
+        device: as `python -m audits train` takes it.
+        jobs: number of runs at a time.
+    """
+
+    whole: bool = False
+    device: str = "cpu"
+    jobs: int = 1
+
+
+def table_3(
+    name: str, data_dir: Path, tell: Callable[[str], None], pairs: Pairs = Pairs()
+) -> dict[str, Any]:
     """The same seeded runs with ordinary and with individual clipping; see benchmarks/individual_clipping.py."""
     clipping = _benchmark("individual_clipping")
-    config, dataset, setting = clipping.prepare(name, str(data_dir), None, full=False)
     seeds = clipping.SEEDS[:INDIVIDUAL_CLIPPING_SEEDS]
-    arms = (*clipping.COMPARED, clipping.NO_HEADROOM)
-    results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
-    for seed in seeds:
-        for arm in arms:
-            tell(f"{TABLE_3}: {name}, seed {seed}, {arm.name}")
-            results[arm.name].append(asdict(clipping.train_arm(config, dataset, seed, arm)))
-    ordinary, individual, no_headroom = results.values()
+    arms = (_ORDINARY, _INDIVIDUAL) if pairs.whole else (_ORDINARY, _INDIVIDUAL, _NO_HEADROOM)
+    spawned = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(pairs.jobs, mp_context=spawned) as pool:
+        begun = {
+            (arm, seed): pool.submit(_arm, name, data_dir, pairs, seed, arm)
+            for seed in seeds
+            for arm in arms
+        }
+        for (arm, seed), one in begun.items():
+            tell(f"{TABLE_3}: {name}, seed {seed}, {arm}: {one.result()['accuracy']:.2f} %")
     return {
-        "setting": setting,
+        "setting": clipping.prepare(name, str(data_dir), None, full=pairs.whole)[2],
         "headroom": clipping.COMPARED[1].headroom,
         "seeds": list(seeds),
-        "ordinary": ordinary,
-        "individual": individual,
-        "no_headroom": no_headroom,
-    }
+        **{arm: [begun[arm, seed].result() for seed in seeds] for arm in arms},
+    } | ({"device": pairs.device} if pairs.whole else {})
 
 
-def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -> None:
+_ORDINARY, _INDIVIDUAL, _NO_HEADROOM = "ordinary", "individual", "no_headroom"
+
+
+def _arm(name: str, data_dir: Path, pairs: Pairs, seed: int, arm: str) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    clipping = _benchmark("individual_clipping")
+    config, dataset, _ = clipping.prepare(name, str(data_dir), None, full=pairs.whole)
+    ordinary, individual = clipping.COMPARED
+    how = {_ORDINARY: ordinary, _INDIVIDUAL: individual, _NO_HEADROOM: clipping.NO_HEADROOM}[arm]
+    return asdict(clipping.train_arm(config, dataset, seed, how, pairs.device))
+
+
+def measure(
+    reports: Path,
+    data_dir: Path | None,
+    tell: Callable[[str], None],
+    whole: Sequence[str] = (),
+    pairs: Pairs = Pairs(whole=True),
+) -> None:
     """Add to yu2023.json what is missing or of another run; it is written after each part.
 
     Args:
         reports: folder of the audits, and of the runs in runs/.
         data_dir: folder of the data sets, or None.
         tell: called with what is being measured.
+        whole: data sets whose seeded pairs of all images are wanted for Table 3: hours on a CPU.
+        pairs: how these are trained.
     """
     path = reports / FILE
     content = read_measured(reports)
@@ -207,6 +251,10 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
                 keep(TABLE_3, name, source, partial(table_3, name, data_dir, tell))
             except InputError as error:  # its files are not there
                 tell(f"{TABLE_3}: {name}: {error}")
+        for name in whole:
+            audit = (ROOT / "audits" / f"{name}.toml").read_bytes()
+            source = hashlib.sha256(audit + repr(clipping.COMPARED).encode()).hexdigest()
+            keep(TABLE_3_WHOLE, name, source, partial(table_3, name, data_dir, tell, pairs))
 
 
 def _benchmark(name: str) -> ModuleType:

@@ -26,10 +26,11 @@ _CLIPPING = (
     "non_private_weight_decay",
     "non_private_epochs",
 )  # what the two runs are to differ in
-WHOLE, FEW = (
+WHOLE, SEEDS, FEW = (
     "whole",
+    "whole, seeds",
     "few",
-)  # of individual clipping: one run of all images; several seeds of few
+)  # of individual clipping: one run of all images; several seeds of all; of few
 
 Texts = Mapping[str, str]
 Words = Mapping[str, tuple[str, ...]]  # verdict ("" where there is one) -> its word by each account
