@@ -503,6 +503,23 @@ def test_seeded_pairs_of_few_images_are_judged_by_their_differences():
     assert all(REPRODUCED not in words for words in same_clipping)
 
 
+def test_seeded_pairs_of_whole_runs_are_judged_likewise_and_need_no_arm_without_headroom():
+    def page_with(**changes):
+        found = {**seeded_pairs(**changes), "device": "cuda"}
+        del found["no_headroom"]
+        return page_of(Known({}, {"table_3_whole": {"mnist": {"source": "", "found": found}}}))
+
+    for number, n in (("Figure 7", 1), ("Figure 8", 2), ("Table 3", 1)):
+        part = section(page_with(), number)
+        verdicts = re.findall(r"verdict.*?\*\*(.*?)\*\*", part.split("MNIST, whole, seeds |")[1])
+        assert verdicts[:n] == [REPRODUCED] * n
+        assert "on cuda" in part
+        assert "without headroom" not in part
+        assert "far smaller than the paper's" not in part
+    lost = section(page_with(individual={"accuracy": 85.0}), "Table 3")
+    assert f"**{NOT_REPRODUCED}**" in lost.split("MNIST, whole, seeds |")[1]
+
+
 def test_the_page_names_runs_whose_audit_files_have_changed(known):
     file = tomllib.loads((ROOT / "audits" / "mnist.toml").read_text(encoding="utf-8"))["training"]
     other = changed(

@@ -1,7 +1,7 @@
 """Everything of reports/yu2023/README.md and of docs/explanation/results.md by one command: `make reproduce`.
 
 python -m reports.yu2023 [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
-                         [--whole-seeds [--device DEVICE] [--jobs N]]
+                         [--device DEVICE] [--whole-seeds [--jobs N]]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
 not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
@@ -64,7 +64,7 @@ def main() -> int:
         action="store_true",
         help="train four seeded pairs of whole runs of each NAME, for Table 3, and nothing else",
     )
-    parser.add_argument("--device", default="cpu", help="of --whole-seeds, e.g. cuda")
+    parser.add_argument("--device", default="cpu", help="to train on, e.g. cuda")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time of --whole-seeds")
     parser.add_argument(
         "--write-only", action="store_true", help="train, audit and measure nothing"
@@ -86,11 +86,8 @@ def main() -> int:
         if options.whole_seeds:
             whole = [name for name in names if name in PAPERS]
         else:
-            missing = [
-                name
-                for name in names
-                if not make(name, data_dir, console, train=not options.no_training)
-            ]
+            device = None if options.no_training else options.device
+            missing = [name for name in names if not make(name, data_dir, console, device)]
         if not (options.names or options.no_training):
             sweep(data_dir, console)
         pairs = Pairs(whole=True, device=options.device, jobs=options.jobs)
@@ -101,10 +98,10 @@ def main() -> int:
     return 1 if missing else 0
 
 
-def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> bool:
-    """Train (if allowed to) and audit one where that was not done; whether it has a finished run."""
+def make(name: str, data_dir: Path | None, console: Console, device: str | None) -> bool:
+    """Train (where there is a device for it) and audit one where that was not done; whether it has a finished run."""
     run_dir = REPORTS / "runs" / name
-    if not trained(name, data_dir, console, train=train):
+    if not trained(name, data_dir, console, device):
         return False
     record = read_json(run_dir / "run.json")
     rounding = record["config"]["recording"]
@@ -127,18 +124,19 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
     return True
 
 
-def trained(name: str, data_dir: Path | None, console: Console, *, train: bool) -> bool:
-    """Whether there is a finished run of an audit file; one is trained where there is none, if allowed to."""
+def trained(name: str, data_dir: Path | None, console: Console, device: str | None) -> bool:
+    """Whether there is a finished run of an audit file; one is trained where there is none, and a device for it."""
     audit_file, run_dir = ROOT / "audits" / f"{name}.toml", REPORTS / "runs" / name
     status = status_of(run_dir)
-    if status == "finished" or not train:
+    if status == "finished" or device is None:
         return status == "finished"
     model = tomllib.loads(audit_file.read_text(encoding="utf-8"))["model"]
     first = model.get("pretrained")
-    if first and not trained(trained_by(first), data_dir, console, train=train):
+    if first and not trained(trained_by(first), data_dir, console, device):
         return False
     console.print(f"{name}: training")
-    command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
+    command = ["train", str(audit_file), "--run-dir", str(run_dir), "--device", device]
+    command += given(data_dir)
     if status is not None:
         command.append("--resume")
     return not subprocess.run(

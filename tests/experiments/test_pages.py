@@ -1,5 +1,6 @@
 """reports/README.md: a line for each page and audit, with commands, figures and times that stand elsewhere too."""
 
+import json
 import re
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def test_a_command_makes_what_its_line_says(target):
     _, _, command, time = ROWS[target]
     name, command = Path(target).parent.name, command.strip("`")
     if target.endswith("audit.md"):
-        assert command == f"python -m reports.yu2023 {name}"
+        run = json.loads((REPORTS / target).with_suffix(".json").read_text("utf-8"))["run"]
+        gpu = run["declared"]["training"]["device"].startswith("cuda")
+        assert command == f"python -m reports.yu2023 {name}{' --device cuda' * gpu}"
         said = text_of(ROOT / "audits" / f"{name}.toml")
     else:
         assert MADE_BY.get(command, command) == f"python -m reports.{name}"
