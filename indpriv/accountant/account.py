@@ -161,7 +161,7 @@ def account(
     between_records: str = "last",
     orders: ArrayLike | None = None,
     preset: str | None = None,
-    participation: str = "secret",
+    participation: str | None = None,
     neighbouring: str | None = None,
     brackets: bool = False,
     progress: Progress | None = None,
@@ -178,8 +178,9 @@ def account(
         between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
         orders: Rényi orders; by default, for each example, of a grid from 1.0001 to 1.5 * 10^5.
         preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
-        participation: "secret" if an attacker does not know who took part in which step; "known"
-            accounts for the norms of batches, with any sampler, and claims no amplification.
+        participation: whether an attacker knows who took part in which step: "known" (norms of
+            batches, any sampler, no amplification) or "secret"; default known if no sampling that
+            amplifies was declared and the log says who took part.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
         brackets: whether "pld" gives lower ends as well; they cost more than the epsilons.
         progress: called with (examples done, all examples) after each block.
@@ -208,7 +209,7 @@ def account(
         between_records=between_records,
         orders=orders,
         preset=preset,
-        participation=participation,
+        participation=participation or methods.usual_participation(log, preset),
         neighbouring=neighbouring,
         brackets=brackets,
     )

@@ -82,8 +82,7 @@ class Method:
     def relation_of(self, of_log: str) -> str:
         """The neighbouring relation of an account of a log that declares a relation.
 
-        Adding or removing an example changes who takes part, so with known participation one that
-        contributes nothing is in its place.
+        With known participation, where nobody can be added, one contributes nothing instead.
         """
         if self.neighbouring is not None:
             return self.neighbouring
@@ -94,6 +93,13 @@ class Method:
         """All attributes, as JSON has them."""
         orders = None if self.orders is None else np.asarray(self.orders).tolist()
         return {**vars(self), "orders": orders}
+
+
+def usual_participation(log: NormLog, preset: str | None = None) -> str:
+    """Secret, unless that gives no guarantee and the log says who took part."""
+    some = log.batch_norms is not None or log.most_participations is not None
+    amplifies = log.sampler in ("poisson", "truncated_poisson")
+    return "known" if not amplifies and some and preset is None else "secret"
 
 
 def owners_of(log: NormLog) -> NDArray[np.generic] | None:

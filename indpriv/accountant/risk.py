@@ -211,7 +211,7 @@ def membership_risk(
     false_positive_rate: ArrayLike = 0.01,
     epsilon: ArrayLike = (),
     between_records: str = "last",
-    participation: str = "secret",
+    participation: str | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> RiskTable:
@@ -247,11 +247,11 @@ def membership_risk(
     (1e-05, 'estimate')
     """
     methods.check_logs(log)
-    by_losses = Method(delta=delta, accountant="pld", between_records=between_records)
-    method = replace(by_losses, participation=participation)
+    between, who = between_records, participation or methods.usual_participation(log)
+    method = Method(delta=delta, accountant="pld", between_records=between, participation=who)
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
-    if participation == "known":
+    if method.participation == "known":
         units = Units.of(log)
         most_rows = None if units is None else int(units.n_rows.max())
         account = methods.account_of(log, method, most_rows)

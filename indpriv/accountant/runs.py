@@ -43,7 +43,7 @@ def compose(
     accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
-    participation: str | Sequence[str] = "secret",
+    participation: str | Sequence[str] | None = None,
     neighbouring: str | None = None,
     tuning: "Tuning | None" = None,
     progress: Progress | None = None,
@@ -61,9 +61,8 @@ def compose(
         participation: as in `account`, of all runs or one for each.
         neighbouring: of all runs; default that of the logs, or "zero_out" if participation is known
             in one of them. "replace_one" needs known participation in all.
-        tuning: the law of the number of runs, if these runs were tried and only the best one is
-            published. The worst case is then that of publishing the best of a random number of
-            runs, none of which costs more than these; each epsilon is still of all tried runs.
+        tuning: the law of the number of runs, if only the best of these is published. The worst
+            case is then of the best of so many runs that cost no more; epsilons are of all tried.
         progress: called with (people done, people in all).
         workers: threads, by default one for each core.
 
@@ -124,16 +123,17 @@ def compose(
 
 
 def methods_of(
-    runs: Sequence[NormLog], method: Method, participation: str | Sequence[str]
+    runs: Sequence[NormLog], method: Method, participation: str | Sequence[str] | None
 ) -> list[Method]:
     """How each run is accounted, all under one relation.
 
-    A run with secret Poisson sampling has one account under add/remove and zero-out, so zero-out
-    is the relation of all runs where one of them needs it.
+    It is zero-out where one needs it: secret Poisson sampling has one account under both.
     """
     if isinstance(runs, NormLog) or len(runs) < 2:
         raise InputError("pass a list of two or more runs to compose")
-    each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
+    if participation is None or isinstance(participation, str):
+        participation = [participation or methods.usual_participation(log) for log in runs]
+    each = list(participation)
     if len(each) != len(runs):
         raise refused("refusal.composed", "participations", n=len(each), of=len(runs))
     by_run = [replace(method, participation=one) for one in each]

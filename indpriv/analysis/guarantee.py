@@ -300,13 +300,6 @@ def _bound(table: EpsilonTable, method: str) -> str:
     return text("sentence.guarantee", "bound", table=table, account=table.account, method=method)
 
 
-def usual_participation(log: NormLog, preset: str | None) -> str:
-    """Secret, unless that gives no guarantee and the log says who took part."""
-    some = log.batch_norms is not None or log.most_participations is not None
-    amplifies = log.sampler in ("poisson", "truncated_poisson")
-    return "known" if not amplifies and some and preset is None else "secret"
-
-
 def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
     """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
     rows = 1

@@ -15,7 +15,7 @@ from indpriv import _facts, _files, _folders, epsilon_table
 from indpriv._checks import check_number
 from indpriv._columns import grouping_of, known_columns
 from indpriv._types import StageProgress, advancing, silent
-from indpriv.accountant.method import ESTIMATE, Method
+from indpriv.accountant.method import ESTIMATE, Method, usual_participation
 from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis import disclosures, recorded_run
 from indpriv.analysis import guarantee as guarantees
@@ -146,7 +146,7 @@ def compose_runs(
             raise InputError(f"the runs do not name one delta ({named}); pass --set delta=...")
         delta = float(deltas[0] or 0.0)
     each = [
-        participation or own.declared.participation or guarantees.usual_participation(log, None)
+        participation or own.declared.participation or usual_participation(log)
         for log, own in opened
     ]
     relation = method.get("neighbouring") or _common_relation(paths, opened)

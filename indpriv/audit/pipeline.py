@@ -15,7 +15,7 @@ from indpriv._formatting import format_delta, sentence
 from indpriv._types import NDArray, StageProgress, silent
 from indpriv.accountant.account import account_parts, table_for
 from indpriv.accountant.blocks import versions, workers_of
-from indpriv.accountant.method import ESTIMATE, Method
+from indpriv.accountant.method import ESTIMATE, Method, usual_participation
 from indpriv.analysis import guarantee, summary
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
@@ -60,7 +60,7 @@ def method_of_run(
         n = log.n_examples
         example = format_delta(10.0 ** -len(str(10 * n)))  # below 1 / (10 n)
         raise _facts.refused("refusal.audits", "delta", n=n, path=path, example=example)
-    participation = guarantee.usual_participation(log, given.get("preset"))
+    participation = usual_participation(log, given.get("preset"))
     relation = guarantee.usual_relation(log, recorded.recorder)
     usual: dict[str, Any] = {"participation": participation, "neighbouring": relation}
     method = Method(**usual | given)
@@ -143,7 +143,7 @@ def evidence_of_run(
         checks = [CHECKS["journal"].fact("failed", str(error))]
         return checks, lines_of(checks, {})
     with suppress(EvidenceError):  # as a check says
-        known = guarantee.usual_participation(opened.log, None) == "known"
+        known = usual_participation(opened.log) == "known"
     if known:
         checks = [*if_known(checks), *([ANY_CHOICE] if opened.sampler == "other" else [])]
     declared = Declared(read_run_json(opened.run_dir))

@@ -304,21 +304,19 @@ def render_results(known: Known) -> str:
         "audit", "n", "test accuracy", "worst case", "individual: smallest, median, largest", "r with log loss",
         "mean of the lowest and the highest group, ratio", "attack with DP", "without DP",
     ]  # fmt: skip
-    claims: dict[str, list[str]] = {}
+    meanings: dict[str, list[str]] = {}
     for name, audit in known.audits.items():
-        claims.setdefault(f"{audit.default['claim']} at {audit.default['meaning']}", []).append(
-            name
-        )
-    claimed = "; ".join(f"{claim} ({', '.join(names)})" for claim, names in claims.items())
+        meanings.setdefault(audit.default["meaning"], []).append(name)
+    *few, (usual, _) = sorted(meanings.items(), key=lambda item: len(item[1]))
+    claimed = "; ".join(
+        [*(f"{each} ({', '.join(names)})" for each, names in few), f"{usual} (the others)"]
+    )
     note = (
-        f"Individual epsilon: {claimed}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
+        f"Individual epsilon, an estimate but where it says exact: {claimed}. {DISCLAIMER} The data sets are public. Groups: "
         "labels, or races of people. Attack: success of a loss threshold on all examples, with its 95 % interval; chance is 50 %. "
-        f"One run each. `{COMMAND}` makes the table again; it trains what has no finished run under `reports/runs`."
+        f"One run each. `{COMMAND}` makes the table again."
     )
-    beside = (
-        "The same runs compared with every figure and table of the paper, with what differs, what did not reproduce and what was "
-        "not run: [reports/yu2023](../../reports/yu2023/README.md)."
-    )
+    beside = "The same runs beside every figure and table of the paper: [reports/yu2023](../../reports/yu2023/README.md)."
     return (
         "\n\n".join(
             [
@@ -349,7 +347,7 @@ def _result(name: str, audit: Audit, known: Known) -> list[str]:
         format_share(summary["run"]["test_accuracy"], 1),
         format_epsilon(guarantee["worst_case_epsilon"])
         + ("" if sound else f" ({guarantee['status']})"),
-        ", ".join(map(format_epsilon, epsilons)),
+        ", ".join(map(format_epsilon, epsilons)) + " (exact)" * (summary["claim"] == "exact"),
         format_number(None if loss is None else loss["pearson_log_loss"], 2),
         NOTHING if groups is None else _extremes(means_of(summary, audit.by), groups["ratio"]),
         *(_attack(attack_of(summary, model, audit.by)) for model in ("dp", "non_dp")),

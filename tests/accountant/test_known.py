@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 
 import oracles
 from indpriv import InputError, NormLog, account, membership_risk
-from indpriv.accountant import Method
+from indpriv.accountant import Method, compose
 from indpriv.norm_log.records import BatchNorms
 
 DELTA = 1e-5
@@ -303,10 +303,49 @@ def test_a_delta_that_is_too_small_for_a_float_is_not_zero():
     assert np.all(risk.worst_case.delta > 0)
 
 
+def test_who_took_part_is_known_by_default_where_secrecy_proves_nothing_and_the_log_says_it():
+    rng = np.random.default_rng(0)
+    entries = drawn(rng, 5, 8, 0.5)
+    accounts = (account, membership_risk, lambda log, **how: compose([log, log], **how))
+    for changes, usual in (
+        ({}, "known"),
+        ({"sampler": "sequential"}, "known"),
+        ({"sampler": "other"}, "known"),
+        ({"sampler": "poisson"}, "secret"),
+    ):
+        log = log_of(entries, 5, 8, **changes)
+        norms = np.full((1, 5), 0.5)
+        log = replace(
+            log,
+            records=NormLog.from_arrays(
+                norms, [0], total_steps=8, noise_multiplier=1.3, max_grad_norm=1.0, sample_rate=0.3
+            ).records,
+            recorded_steps=np.array([0]),
+        )
+        for each in accounts:
+            by_default, named = (
+                each(log, delta=DELTA, **how).account for how in ({}, {"participation": usual})
+            )
+            assert by_default == named, (changes, each)
+            assert by_default.participation == usual
+    shuffled = NormLog.from_arrays(
+        norms,
+        [0],
+        total_steps=8,
+        noise_multiplier=1.3,
+        max_grad_norm=1.0,
+        sample_rate=0.3,
+        sampler="shuffled",
+    )
+    assert account(shuffled, delta=DELTA).claim == "estimate"  # nobody logged who took part
+    mixed = [log_of(entries, 5, 8), replace(log, neighbouring="zero_out")]
+    assert compose(mixed, delta=DELTA).account.participation == "known in some runs"
+
+
 def test_the_frame_says_that_an_example_is_replaced_and_not_absent():
     log = log_of((np.arange(2), np.zeros(2, int), np.full(2, 0.25)), 1, 2)
     log = replace(log, neighbouring="replace_one")
     frame = membership_risk(log, delta=DELTA, participation="known").to_frame()
     assert frame.attrs["null_hypothesis"] == "replaced"
     with pytest.raises(InputError, match='pass participation="known"'):
-        membership_risk(log, delta=DELTA)
+        membership_risk(log, delta=DELTA, participation="secret")
