@@ -178,9 +178,9 @@ def account(
         between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
         orders: Rényi orders; by default, for each example, of a grid from 1.0001 to 1.5 * 10^5.
         preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
-        participation: whether an attacker knows who took part in which step: "known" (norms of
-            batches, any sampler, no amplification) or "secret"; default known if no sampling that
-            amplifies was declared and the log says who took part.
+        participation: "secret", or "known" to an attacker: norms of batches by any sampler, in
+            closed form (orders and accountant do nothing). By default known where nothing is
+            proven of a secret one and the log says who took part.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
         brackets: whether "pld" gives lower ends as well; they cost more than the epsilons.
         progress: called with (examples done, all examples) after each block.
@@ -202,6 +202,8 @@ def account(
     array([0.647, 8.881])
     """
     methods.check_logs(log)
+    if participation is None:
+        participation = methods.usual_participation(log, preset, neighbouring or log.neighbouring)
     method = Method(
         delta=delta,
         accountant=accountant,
@@ -209,7 +211,7 @@ def account(
         between_records=between_records,
         orders=orders,
         preset=preset,
-        participation=participation or methods.usual_participation(log, preset),
+        participation=participation,
         neighbouring=neighbouring,
         brackets=brackets,
     )

@@ -19,7 +19,7 @@ from indpriv import _checks
 from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
-from indpriv.norm_log.fields import NEIGHBOURING
+from indpriv.norm_log.fields import NEIGHBOURING, is_covered
 from indpriv.norm_log.norm_log import NormLog
 
 # Of each accountant: the largest relative change of others' epsilons without one person, by the
@@ -95,11 +95,11 @@ class Method:
         return {**vars(self), "orders": orders}
 
 
-def usual_participation(log: NormLog, preset: str | None = None) -> str:
-    """Secret, unless that gives no guarantee and the log says who took part."""
+def usual_participation(log: NormLog, preset: str | None = None, relation: str = "") -> str:
+    """Secret, unless that gives no guarantee (of the relation) and the log says who took part."""
     some = log.batch_norms is not None or log.most_participations is not None
-    amplifies = log.sampler in ("poisson", "truncated_poisson")
-    return "known" if not amplifies and some and preset is None else "secret"
+    proven = is_covered(log.sampler, relation)
+    return "known" if not proven and some and preset is None else "secret"
 
 
 def owners_of(log: NormLog) -> NDArray[np.generic] | None:

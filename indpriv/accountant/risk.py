@@ -247,8 +247,9 @@ def membership_risk(
     (1e-05, 'estimate')
     """
     methods.check_logs(log)
-    between, who = between_records, participation or methods.usual_participation(log)
-    method = Method(delta=delta, accountant="pld", between_records=between, participation=who)
+    who = methods.usual_participation(log) if participation is None else participation
+    by_losses = Method(delta=delta, accountant="pld", between_records=between_records)
+    method = replace(by_losses, participation=who)
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
     if method.participation == "known":

@@ -131,9 +131,9 @@ def methods_of(
     """
     if isinstance(runs, NormLog) or len(runs) < 2:
         raise InputError("pass a list of two or more runs to compose")
-    if participation is None or isinstance(participation, str):
-        participation = [participation or methods.usual_participation(log) for log in runs]
-    each = list(participation)
+    if participation is None:
+        participation = [methods.usual_participation(log) for log in runs]
+    each = [participation] * len(runs) if isinstance(participation, str) else list(participation)
     if len(each) != len(runs):
         raise refused("refusal.composed", "participations", n=len(each), of=len(runs))
     by_run = [replace(method, participation=one) for one in each]

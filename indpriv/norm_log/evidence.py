@@ -39,9 +39,8 @@ _SMALL_EXCESS = 1e-6  # of max_grad_norm, on average over the norms compared
 _LARGEST_EXCESS = 1e-2  # of max_grad_norm: where max pools are nearly tied, rounding chooses
 # Loops over the loader that took no step, such as a look at the data, beyond one in each epoch.
 _MAX_LOOKS = 2
-# A session that is interrupted, as by Ctrl-C, mostly ends with a batch in hand, and one that is
-# killed may do so because of that batch, as where memory was short. So many are allowed, and any
-# number if all ended after equally many steps.
+# A session that is interrupted mostly ends with a batch in hand, or is killed because of it, where
+# memory is short. So many are allowed, and any number if all ended after equally many steps.
 _MAX_ENDS = 3
 _SHARE = 0.2  # of the steps: a fault in as many is what the odds of comparisons are about
 _POISSON = ("poisson", "truncated_poisson")
@@ -226,17 +225,16 @@ def _of_steps(training: TrainingCounts, draws: int, others: int) -> Iterator[Fac
 def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
     """Whether norms in training are those recorded, and Opacus's accountant counted all steps."""
     compared, larger = training.compared_norms, training.larger_norms
-    few, excess = _FEW_NORMS * compared, training.largest_excess
+    few, most = _FEW_NORMS * compared, min(_LARGEST_EXCESS * larger, _SMALL_EXCESS * compared)
+    small = larger <= few and training.largest_excess * larger <= most
+    case = "smaller" if not larger and (training.smaller_norms or 0) > few else ""
+    status = NOT_CHECKED if training.larger_clipped_norms > few else PASSED
+    if small and (larger or case):
+        yield fact("check.norm_precision", FAILED, case, training=training)
     if not compared:
         yield fact("check.norms_in_training", NOT_CHECKED, "none")
-    elif 0 < larger <= few and excess <= min(_LARGEST_EXCESS, _SMALL_EXCESS * compared / larger):
-        yield fact("check.norm_precision", FAILED, training=training)
-    elif not larger and (training.smaller_norms or 0) > few:
-        yield fact("check.norm_precision", FAILED, "smaller", training=training)
-    else:
-        more = training.larger_clipped_norms > few
-        status = FAILED if larger else NOT_CHECKED if more else PASSED
-        yield fact("check.norms_in_training", status, training=training)
+    elif not small or status != PASSED or not (larger or case):
+        yield fact("check.norms_in_training", status if small else FAILED, training=training)
     steps, earlier = training.accountant_steps, training.earlier_steps
     same = steps == training.steps and training.accountant_settings_match and not earlier
     case = "none" if steps is None else "earlier" if earlier else ""

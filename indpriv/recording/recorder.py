@@ -371,8 +371,7 @@ class Recorder:
         moments = tensors_of(list(run.optimizer.original_optimizer.state.values()))
         if self._start == "random" and self._resume_at is None and any(map(torch.any, moments)):
             raise refused("refusal.attached", "not_random")
-        void = [SEEDED] if self._seeded else []
-        void += [run.no_privacy] if run.no_privacy else []
+        void = [SEEDED] * self._seeded + [run.no_privacy] * bool(run.no_privacy)
         return LogHeader(
             rounding=self._rounding,
             rounding_mode=self._rounding_mode,

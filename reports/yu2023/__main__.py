@@ -4,9 +4,12 @@ python -m reports.yu2023 [NAME ...] [--data-dir DIR] [--no-training] [--write-on
                          [--device DEVICE] [--whole-seeds [--jobs N]]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
-not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
-was; a run that was interrupted is left alone, and named. All takes hours on two cores. --no-training takes the runs there are,
---write-only makes the pages of the audits there are.
+not of that run, measure and draw what no audit holds (yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9
+to 13 are run too. Stopped, it goes on where it was; a run that was interrupted is left alone, and named. All takes hours on two
+cores. --no-training takes the runs there are, --write-only makes the pages of the audits there are.
+
+--whole-seeds is a command of its own: four seeded pairs of whole runs of each NAME, for Table 3 and Figures 7 and 8. A data set is
+kept when all of its eight runs have ended; those of MNIST and CIFAR-10 take five minutes or more on a GPU, and many hours on a core.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from rich.console import Console
 
 from audits.training.datasets import DATA_DIR_VARIABLE
 from indpriv._files import read_json
+from indpriv.errors import InputError
 from reports.yu2023.audits import (
     AUDITS,
     DEFAULT,
@@ -33,7 +37,7 @@ from reports.yu2023.audits import (
     read_audits,
     trained_by,
 )
-from reports.yu2023.measured import Pairs, measure, read_measured
+from reports.yu2023.measured import Pairs, measure, measure_seeds, read_measured
 from reports.yu2023.page import render_page, render_results, write_results
 from reports.yu2023.sections import Known
 from reports.yu2023.sweeps import AUDIT, SWEEPS
@@ -62,7 +66,7 @@ def main() -> int:
     parser.add_argument(
         "--whole-seeds",
         action="store_true",
-        help="train four seeded pairs of whole runs of each NAME, for Table 3, and nothing else",
+        help="train four seeded pairs of whole runs of each NAME, and nothing else",
     )
     parser.add_argument("--device", default="cpu", help="to train on, e.g. cuda")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time of --whole-seeds")
@@ -82,16 +86,24 @@ def main() -> int:
             or (BESIDE if BESIDE.is_dir() else None)
         )
         data_dir = None if found is None else Path(found)
-        names, whole = options.names or AUDITS, ()
         if options.whole_seeds:
-            whole = [name for name in names if name in PAPERS]
+            if data_dir is None or not options.names or set(options.names) - set(PAPERS):
+                parser.error(f"--whole-seeds needs a data folder, and NAMEs of {', '.join(PAPERS)}")
+            pairs = Pairs(whole=True, device=options.device, jobs=options.jobs)
+            try:
+                measure_seeds(REPORTS, data_dir, console.print, options.names, pairs)
+            except InputError as error:
+                parser.error(str(error))
         else:
             device = None if options.no_training else options.device
-            missing = [name for name in names if not make(name, data_dir, console, device)]
-        if not (options.names or options.no_training):
-            sweep(data_dir, console)
-        pairs = Pairs(whole=True, device=options.device, jobs=options.jobs)
-        measure(REPORTS, data_dir, console.print, whole, pairs)
+            missing = [
+                name
+                for name in options.names or AUDITS
+                if not make(name, data_dir, console, device)
+            ]
+            if not (options.names or options.no_training):
+                sweep(data_dir, console)
+            measure(REPORTS, data_dir, console.print)
     write_pages()
     for name in missing:
         console.print(f"{name}: no finished run; the pages say so")

@@ -154,7 +154,7 @@ def _section(
     """
     rows: list[Row] = []
     words: dict[str, Words] = {}
-    notes = [note] if note else []
+    notes, shared = [note] if note else [], []
     for run in paper.RUNS:
         expected, pair = printed(run), _pair(known, run.name)
         if not expected:
@@ -175,7 +175,9 @@ def _section(
                 found = {DEFAULT: seeded(entry["found"])}
                 rows += block(f"{run.title}, {kind}", expected, found)
                 mine.update(words_of(found, kind))
-                notes.append(_seeded_runs(f"{run.title}, {kind}", entry["found"]))
+                own, common = _seeded_runs(f"{run.title}, {kind}", entry["found"])
+                notes.append(own)
+                shared.append(common)
             elif entry is not None:
                 rows += not_run_rows(f"{run.title}, {kind}", expected)
                 mine[kind] = (NOT_RUN,)
@@ -185,7 +187,9 @@ def _section(
         if not mine:
             rows += not_run_rows(run.title, expected)
         words[run.title] = mine or only(NOT_RUN)
-    return Section(*heading, tuple(rows), words, " ".join(each for each in notes if each))
+    return Section(
+        *heading, tuple(rows), words, " ".join(filter(None, [*notes, *dict.fromkeys(shared)]))
+    )
 
 
 def _without_headroom_too(found: Seeded, before: str = "") -> list[tuple[str, str]]:
@@ -246,11 +250,13 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
     return _spread(statistics.fmean(values), statistics.stdev(values))
 
 
-def _seeded_runs(title: str, found: Seeded) -> str:
+def _seeded_runs(title: str, found: Seeded) -> tuple[str, str]:
+    """What a kind of seeded runs is, and what all have in common, which is said once."""
     seeds = found["seeds"]
     where = f"on {found['device']}" if "device" in found else "far smaller than the paper's"
     return (
-        f"{title}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
-        f"(reproducible: no privacy); levels refreshed once an epoch, with a headroom of {found['headroom']:g} C that the paper "
-        f"does not have; {where}. See benchmarks/individual_clipping.py."
+        f"{title}: {found['setting']}; {where}.",
+        f"Seeded runs have the seeds {seeds[0]} to {seeds[-1]}, and both arms the same batches and noise (reproducible: no "
+        f"privacy); norms are recorded once an epoch, rounded up to 0.01 C, with a headroom of {found['headroom']:g} C that the paper does not have. "
+        "Of few images: benchmarks/individual_clipping.py; of all: `python -m reports.yu2023 NAME --whole-seeds`.",
     )

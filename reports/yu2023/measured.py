@@ -193,37 +193,47 @@ def _arm(name: str, data_dir: Path, pairs: Pairs, seed: int, arm: str) -> dict[s
     return asdict(clipping.train_arm(config, dataset, seed, how, pairs.device))
 
 
-def measure(
-    reports: Path,
-    data_dir: Path | None,
-    tell: Callable[[str], None],
-    whole: Sequence[str] = (),
-    pairs: Pairs = Pairs(whole=True),
+class _Kept:
+    """The content of yu2023.json, written after each part that is made."""
+
+    def __init__(self, reports: Path, tell: Callable[[str], None]) -> None:
+        self._path, self._tell, self._content = reports / FILE, tell, read_measured(reports)
+
+    def keep(self, part: str, key: str, source: str, make: Callable[[], Any]) -> None:
+        """Make what is missing, of another source or was refused."""
+        content = self._content
+        known = content.get(part, {}).get(key, {})
+        if known.get("source") == source and "refused" not in known["found"]:
+            return
+        self._tell(f"{part}: {key}")
+        content.setdefault(part, {})[key] = {"source": source, "found": make()}
+        if part == TABLE_1 or MACHINE not in content:  # whose seconds are of one machine
+            content[MACHINE] = machine()
+        self._path.write_text(
+            json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
+        )
+
+
+def measure_seeds(
+    reports: Path, data_dir: Path, tell: Callable[[str], None], names: Sequence[str], pairs: Pairs
 ) -> None:
+    """Add to yu2023.json what is missing of seeded pairs of whole runs; a data set is kept when all its runs have ended."""
+    kept, clipping = _Kept(reports, tell), _benchmark("individual_clipping")
+    for name in names:
+        audit = (ROOT / "audits" / f"{name}.toml").read_bytes()
+        source = hashlib.sha256(audit + repr(clipping.COMPARED).encode()).hexdigest()
+        kept.keep(TABLE_3_WHOLE, name, source, partial(table_3, name, data_dir, tell, pairs))
+
+
+def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -> None:
     """Add to yu2023.json what is missing or of another run; it is written after each part.
 
     Args:
         reports: folder of the audits, and of the runs in runs/.
         data_dir: folder of the data sets, or None.
         tell: called with what is being measured.
-        whole: data sets whose seeded pairs of all images are wanted for Table 3: hours on a CPU.
-        pairs: how these are trained.
     """
-    path = reports / FILE
-    content = read_measured(reports)
-
-    def keep(part: str, key: str, source: str, make: Callable[[], Any]) -> None:
-        known = content.get(part, {}).get(key, {})
-        if known.get("source") == source and "refused" not in known["found"]:
-            return
-        tell(f"{part}: {key}")
-        content.setdefault(part, {})[key] = {"source": source, "found": make()}
-        if part == TABLE_1 or MACHINE not in content:  # whose seconds are of one machine
-            content[MACHINE] = machine()
-        path.write_text(
-            json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
-        )
-
+    keep = _Kept(reports, tell).keep
     for name, audit in read_audits(reports).items():
         for account, summary in audit.accounts.items():
             key = folder_of(name, account)
@@ -251,10 +261,6 @@ def measure(
                 keep(TABLE_3, name, source, partial(table_3, name, data_dir, tell))
             except InputError as error:  # its files are not there
                 tell(f"{TABLE_3}: {name}: {error}")
-        for name in whole:
-            audit = (ROOT / "audits" / f"{name}.toml").read_bytes()
-            source = hashlib.sha256(audit + repr(clipping.COMPARED).encode()).hexdigest()
-            keep(TABLE_3_WHOLE, name, source, partial(table_3, name, data_dir, tell, pairs))
 
 
 def _benchmark(name: str) -> ModuleType:

@@ -44,6 +44,7 @@ _NO_REPORT = (
     "mnist_label_dp",
 )  # for trying things out; parts of other runs; swept; varied by pages of their own
 _TRIED = "Tried "  # begins a paragraph in the head of an audit file
+_RUN = ("Run before", "Run again", "Run once")
 _WIDTH = 125  # of lines in that page
 _RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "schedule", "max_grad_norm")
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -65,7 +66,7 @@ def render_page(known: Known, audits_dir: Path) -> str:
     found = (*figures(known), *tables(known))
     parts = [
         "# The figures and tables of Yu et al. 2023, one by one",
-        f"Written by `{COMMAND}` from [yu2023.json](yu2023.json) and the audits' `audit.json`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
+        f"Written by `{COMMAND}` (and, of seeded pairs of whole runs, `python -m reports.yu2023 NAME --whole-seeds`) from [yu2023.json](yu2023.json) and the audits' `audit.json`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
         f"Accounting for Differentially Private Stochastic Gradient Descent*, TMLR 09/2023, {SOURCE}; its numbers are quoted from "
         "that version (`paper.py` in this folder). Ours come from the audits in `reports/`, each of one run on a small "
         "machine, accounted twice: as the paper did (preset yu2023: norms rounded to the nearest 0.01 C, carried from the last "
@@ -196,16 +197,16 @@ def changed_since(known: Known, audits_dir: Path) -> str:
 def tried_before(known: Known, audits_dir: Path) -> str:
     """What the heads of audit files say of settings that were changed after a result was seen, and of earlier runs."""
     tried = _said(known, audits_dir, _TRIED)
-    before = _said(known, audits_dir, "Run before")
+    before = _said(known, audits_dir, _RUN)
     return "".join(
         ["Settings that were changed after a result was seen:\n\n", *tried, "\n"] * bool(tried)
-    ) + "".join(["Earlier runs of the same settings:\n\n", *before, "\n"] * bool(before))
+    ) + "".join(["Other runs of the same settings:\n\n", *before, "\n"] * bool(before))
 
 
 def _said(known: Known, audits_dir: Path, start: str | tuple[str, ...]) -> list[str]:
     """Items of a list: paragraphs of the heads of audit files that begin with these words."""
     rows = []
-    for name in known.audits:
+    for name in (*known.audits, *(name for name in AUDITS if name not in known.audits)):
         path = audits_dir / f"{name}.toml"
         head = path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
         paragraphs = re.sub(r"^# ?", "", head, flags=re.MULTILINE).split("\n\n")
@@ -228,7 +229,10 @@ def waiting(known: Known, audits_dir: Path) -> str:
     for path in sorted(audits_dir.glob("*.toml")):
         if path.stem in known.audits or path.stem in elsewhere or path.stem in _NO_REPORT:
             continue
-        model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["architecture"]
+        text = path.read_text(encoding="utf-8")
+        if text.partition("\n\n")[0].count("# Run once"):
+            continue
+        model = tomllib.loads(text)["model"]["architecture"]
         rows.append(f"`audits/{path.name}` ({model})")
     return "Ready but **not run** here: " + (", ".join(rows) if rows else "none") + "."
 
@@ -312,7 +316,7 @@ def render_results(known: Known) -> str:
         [*(f"{each} ({', '.join(names)})" for each, names in few), f"{usual} (the others)"]
     )
     note = (
-        f"Individual epsilon, an estimate but where it says exact: {claimed}. {DISCLAIMER} The data sets are public. Groups: "
+        f"Individual epsilon is an estimate unless marked exact. It is at {claimed}. {DISCLAIMER} The data sets are public. Groups: "
         "labels, or races of people. Attack: success of a loss threshold on all examples, with its 95 % interval; chance is 50 %. "
         f"One run each. `{COMMAND}` makes the table again."
     )

@@ -328,6 +328,16 @@ def test_who_took_part_is_known_by_default_where_secrecy_proves_nothing_and_the_
             )
             assert by_default == named, (changes, each)
             assert by_default.participation == usual
+    fixed, replaced = log_of(entries, 5, 8, sampler="fixed_size"), {"neighbouring": "replace_one"}
+    assert account(fixed, delta=DELTA).account.participation == "known"
+    proven = account(fixed, delta=DELTA, **replaced)  # sampling amplifies
+    assert (proven.account.participation, proven.claim) == ("secret", "exact")
+    assert account(replace(fixed, **replaced), delta=DELTA).account.participation == "secret"
+    for wrong in ("", "knwon"):
+        with pytest.raises(InputError, match="participation"):
+            account(fixed, delta=DELTA, participation=wrong)
+    with pytest.raises(InputError, match='or for an estimate participation="secret"'):
+        account(fixed, delta=DELTA, neighbouring="add_remove")
     shuffled = NormLog.from_arrays(
         norms,
         [0],

@@ -124,6 +124,20 @@ def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_trai
     )
 
 
+def test_few_larger_norms_do_not_hide_that_many_were_larger_and_clipped_in_both():
+    compared = {"compared_norms": 45_698, "larger_norms": 4, "largest_excess": 0.009}
+    for clipped, told in ((0, False), (40_000, True)):
+        counts = synthetic.session_counts(
+            885, 60_000, 1 / 59, larger_clipped_norms=clipped, **compared
+        )
+        found = {check.title: check for check in checks_of(counts, 60_000)}
+        assert found["norm pass, precision"].status == "failed"
+        assert ("norms in training" in found) == told
+        if told:
+            assert found["norms in training"].status == "not checked"
+            assert "no epsilon holds" in found["norms in training"].detail
+
+
 @pytest.mark.parametrize(
     "strange",
     [
