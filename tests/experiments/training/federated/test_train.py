@@ -148,7 +148,7 @@ def test_the_log_holds_the_noise_that_was_added(protect, place, share, tmp_path)
     assert [check.status for check in took_part] == ["passed"]
     if log.sampler == "by_client":
         with pytest.raises(InputError, match="coins amplify nothing"):
-            indpriv.account(log, delta=DELTA)
+            indpriv.account(log, delta=DELTA, participation="secret")
 
 
 @pytest.mark.parametrize("place", ["server", "clients", "clients_shared"])
