@@ -371,7 +371,7 @@ class Recorder:
         moments = tensors_of(list(run.optimizer.original_optimizer.state.values()))
         if self._start == "random" and self._resume_at is None and any(map(torch.any, moments)):
             raise refused("refusal.attached", "not_random")
-        void = [SEEDED] * self._seeded + [run.no_privacy] * bool(run.no_privacy)
+        void = [SEEDED] * bool(self._seeded) + [run.no_privacy] * bool(run.no_privacy)
         return LogHeader(
             rounding=self._rounding,
             rounding_mode=self._rounding_mode,
