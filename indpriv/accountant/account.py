@@ -179,8 +179,8 @@ def account(
         orders: Rényi orders; by default, for each example, of a grid from 1.0001 to 1.5 * 10^5.
         preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
         participation: "secret", or "known" to an attacker: norms of batches by any sampler, in
-            closed form (orders and accountant do nothing). By default known where nothing is
-            proven of a secret one and the log says who took part.
+            closed form (orders and accountant do nothing). By default known where secrecy proves
+            nothing and the log says who took part.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
         brackets: whether "pld" gives lower ends as well; they cost more than the epsilons.
         progress: called with (examples done, all examples) after each block.

@@ -62,7 +62,7 @@ def compose(
         neighbouring: of all runs; default that of the logs, or "zero_out" if participation is known
             in one of them. "replace_one" needs known participation in all.
         tuning: the law of the number of runs, if only the best of these is published. The worst
-            case is then of the best of so many runs that cost no more; epsilons are of all tried.
+            case is then that of the best of so many runs, none costlier; epsilons are of all tried.
         progress: called with (people done, people in all).
         workers: threads, by default one for each core.
 
@@ -127,7 +127,7 @@ def methods_of(
 ) -> list[Method]:
     """How each run is accounted, all under one relation.
 
-    It is zero-out where one needs it: secret Poisson sampling has one account under both.
+    The relation is zero-out if a run needs it: secret Poisson sampling has one account for both.
     """
     if isinstance(runs, NormLog) or len(runs) < 2:
         raise InputError("pass a list of two or more runs to compose")

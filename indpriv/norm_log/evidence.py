@@ -228,13 +228,15 @@ def _of_norms_and_accountant(training: TrainingCounts) -> Iterator[Fact]:
     few, most = _FEW_NORMS * compared, min(_LARGEST_EXCESS * larger, _SMALL_EXCESS * compared)
     small = larger <= few and training.largest_excess * larger <= most
     case = "smaller" if not larger and (training.smaller_norms or 0) > few else ""
-    status = NOT_CHECKED if training.larger_clipped_norms > few else PASSED
-    if small and (larger or case):
+    trifle = small and (larger > 0 or case == "smaller")
+    more = training.larger_clipped_norms > few
+    if trifle:
         yield fact("check.norm_precision", FAILED, case, training=training)
     if not compared:
         yield fact("check.norms_in_training", NOT_CHECKED, "none")
-    elif not small or status != PASSED or not (larger or case):
-        yield fact("check.norms_in_training", status if small else FAILED, training=training)
+    elif more or not trifle:
+        status = FAILED if not small else NOT_CHECKED if more else PASSED
+        yield fact("check.norms_in_training", status, training=training)
     steps, earlier = training.accountant_steps, training.earlier_steps
     same = steps == training.steps and training.accountant_settings_match and not earlier
     case = "none" if steps is None else "earlier" if earlier else ""

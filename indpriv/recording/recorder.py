@@ -264,9 +264,7 @@ class Recorder:
                 accountant that has stopped counting).
         """
         block = self._attached_to(model, optimizer, loader)
-        finalize(
-            block, _say_if_unused, self._entered, self.run_dir
-        )  # which keeps no Recorder alive
+        finalize(block, _say_if_unused, self._entered, self.run_dir)  # keeps no Recorder alive
         return block
 
     @contextmanager

@@ -148,7 +148,7 @@ def _section(
     note: str = "",
     compares: bool = True,
 ) -> Section:
-    """A block of rows for the whole pair of each data set that the paper shows, and one for its few images.
+    """A block of rows for the whole pair of each data set that the paper shows, and for each kind of its seeded runs.
 
     compares: the pair with and without individual clipping, which then may differ in nothing else.
     """

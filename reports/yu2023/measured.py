@@ -159,6 +159,7 @@ def table_3(
 ) -> dict[str, Any]:
     """The same seeded runs with ordinary and with individual clipping; see benchmarks/individual_clipping.py."""
     clipping = _benchmark("individual_clipping")
+    _, _, setting = clipping.prepare(name, str(data_dir), None, full=pairs.whole)
     seeds = clipping.SEEDS[:INDIVIDUAL_CLIPPING_SEEDS]
     arms = (_ORDINARY, _INDIVIDUAL) if pairs.whole else (_ORDINARY, _INDIVIDUAL, _NO_HEADROOM)
     spawned = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -171,7 +172,7 @@ def table_3(
         for (arm, seed), one in begun.items():
             tell(f"{TABLE_3}: {name}, seed {seed}, {arm}: {one.result()['accuracy']:.2f} %")
     return {
-        "setting": clipping.prepare(name, str(data_dir), None, full=pairs.whole)[2],
+        "setting": setting,
         "headroom": clipping.COMPARED[1].headroom,
         "seeds": list(seeds),
         **{arm: [begun[arm, seed].result() for seed in seeds] for arm in arms},

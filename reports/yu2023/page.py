@@ -206,7 +206,7 @@ def tried_before(known: Known, audits_dir: Path) -> str:
 def _said(known: Known, audits_dir: Path, start: str | tuple[str, ...]) -> list[str]:
     """Items of a list: paragraphs of the heads of audit files that begin with these words."""
     rows = []
-    for name in (*known.audits, *(name for name in AUDITS if name not in known.audits)):
+    for name in dict.fromkeys((*known.audits, *AUDITS)):
         path = audits_dir / f"{name}.toml"
         head = path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
         paragraphs = re.sub(r"^# ?", "", head, flags=re.MULTILINE).split("\n\n")
@@ -230,7 +230,7 @@ def waiting(known: Known, audits_dir: Path) -> str:
         if path.stem in known.audits or path.stem in elsewhere or path.stem in _NO_REPORT:
             continue
         text = path.read_text(encoding="utf-8")
-        if text.partition("\n\n")[0].count("# Run once"):
+        if "\n# Run once" in text:
             continue
         model = tomllib.loads(text)["model"]["architecture"]
         rows.append(f"`audits/{path.name}` ({model})")

@@ -92,7 +92,8 @@ def test_large_numbers_are_written_as_everywhere():
         (0, 0.0, "norms in training", "passed"),
         (1, 2e-5, "norm pass, precision", "failed"),  # one run's max-pools over equal pixels
         (45, 1e-3, "norm pass, precision", "failed"),
-        (46, 1e-5, "norms in training", "failed"),  # too many for chance
+        (46, 1e-3, "norms in training", "failed"),  # too many for chance
+        (46, 1e-5, "norms in training", "failed"),
         (3, 4.7e-3, "norm pass, precision", "failed"),  # as often and as large as on CIFAR-10
         (4, 1e-2, "norm pass, precision", "failed"),
         (5, 1e-2, "norms in training", "failed"),  # too many for their size
