@@ -164,6 +164,7 @@ def group_table(
     spreads = [
         None if one is None else Spread(one.p_value, one.p_value, one.permutations) for one in tests
     ]
+    outcomes = [name for name in labels if name != _columns.MISSING]
     return GroupTable(
         by=by,
         columns=groups.columns,
@@ -180,7 +181,7 @@ def group_table(
         notes=tuple(notes) * (not by_label),
         confidence=statistics.CONFIDENCE,
         seed=seed,
-        positive_class=_positive_class(labels),
+        positive_class=outcomes[1] if len(outcomes) == 2 else None,
     )
 
 
@@ -309,12 +310,6 @@ def _standardised(
         "lacks_labels": [tuple(labels[code] for code in present[one == 0]) for one in own],
         "smallest_label_count": least,
     }
-
-
-def _positive_class(labels: Sequence[str]) -> str | None:
-    """The second of two classes in sorted order; None of another number of classes."""
-    classes = [name for name in labels if name != _columns.MISSING]
-    return classes[1] if len(classes) == 2 else None
 
 
 def _rates(sums: dict[str, FloatArray], labels: Sequence[str]) -> dict[str, Any]:

@@ -92,9 +92,9 @@ class Recorder:
             which is exact for any K (Yu et al. 2023, Algorithm 3), at equal noise.
         clip_headroom: how far that level is above the example's norm, as a fraction of
             max_grad_norm in [0, 1] (default 0.1). The account includes it.
-        clipping_norm_epsilon: epsilon of the private release that max_grad_norm was set to, e.g. of
-            `indpriv.release.private_median_norm`, which every epsilon of the run includes; 0 if it
-            was chosen without the data.
+        clipping_norm_epsilon: epsilon of the private release that max_grad_norm was set to, which
+            every epsilon of the run includes; 0 if it was chosen without the data. A norm of
+            `indpriv.release.private_median_norm` carries its own, and the larger of both counts.
         privacy_filter: an `indpriv.PrivacyFilter`. An example that would exceed its cap is clipped
             at 0 from then on; all rows of a unit together. With individual_clipping an example is
             charged for its level, otherwise for max_grad_norm.
@@ -369,6 +369,7 @@ class Recorder:
         moments = tensors_of(list(run.optimizer.original_optimizer.state.values()))
         if self._start == "random" and self._resume_at is None and any(map(torch.any, moments)):
             raise refused("refusal.attached", "not_random")
+        carried = getattr(run.optimizer.max_grad_norm, "clipping_norm_epsilon", 0.0)
         void = [SEEDED] * bool(self._seeded) + [run.no_privacy] * bool(run.no_privacy)
         return LogHeader(
             rounding=self._rounding,
@@ -384,7 +385,7 @@ class Recorder:
                 "id": self._run_id,
                 "clipping": "individual" if individually else run.clipping,
                 "clip_headroom": self._clip_headroom,
-                "clipping_norm_epsilon": self._clipping_norm_epsilon,
+                "clipping_norm_epsilon": max(self._clipping_norm_epsilon, carried),
                 "seeded": self._seeded,
                 **({} if self._start is None else {"start": self._start}),
                 "no_privacy": run.no_privacy,

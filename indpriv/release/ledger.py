@@ -251,13 +251,12 @@ class Ledger:
 
     def set_budget(self, budget: Budget) -> None:
         """Limit all releases together; InputError if another limit is set, or more is spent."""
-        if self.budget == budget:
-            return
-        if self.budget is not None:
+        if self.budget not in (None, budget):
             raise refused("refusal.ledger", "set_once", budget=self.budget)
         if not budget.covers(self.spent):
             raise InputError(f"{self.spent} is spent already, more than a budget of {budget}")
-        self._append("budget", **budget.to_json())
+        if self.budget is None:
+            self._append("budget", **budget.to_json())
 
     def stored(self, request: Request) -> dict[str, Any] | None:
         """Figures of the last release that answered the same request, None if there was none."""
@@ -266,12 +265,6 @@ class Ledger:
         every = [(entry["figures"], unnamed | entry["request"]) for entry in self.releases]
         same = [figures for figures, asked in every if asked == wanted]
         return same[-1] if same else None
-
-    def check_affordable(self, cost: Budget) -> None:
-        """Raise InputError if the budget does not cover a cost."""
-        if self.budget is not None and not self.budget.covers(self.spent + cost):
-            said = {"budget": self.budget, "spent": self.spent, "cost": cost}
-            raise refused("refusal.ledger", "budget", **said)
 
     def record(self, request: Request, figures: Mapping[str, Any]) -> None:
         """Append a release; it is on disk when this returns."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -246,7 +246,15 @@ def to_norm_cells(norms: FloatArray, grid: FloatArray) -> IntArray:
     return found
 
 
-def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = None) -> float:
+class ReleasedNorm(float):
+    """A clipping norm that carries what its release cost, which a Recorder adds by itself."""
+
+    clipping_norm_epsilon = 0.0
+
+
+def private_median_norm(
+    norms: ArrayLike, *, epsilon: float, seed: int | None = None
+) -> ReleasedNorm:
     """About the median of gradient norms, to clip at: costs (epsilon, 0). Releasable at that.
 
     Yu et al. 2023 (arXiv:2206.02617v7, footnote 3) clip at this median of the norms at the initial
@@ -260,8 +268,8 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
     Args:
         norms: (n,) norms before clipping, e.g. `indpriv.recording.per_example_gradient_norms`;
             infinity counts as the largest candidate.
-        epsilon: of this release, above 0. Pass it on as `Recorder(clipping_norm_epsilon=)`, which
-            adds it to every epsilon of the run.
+        epsilon: of this release, above 0. A Recorder adds it to every epsilon of a run of which
+            the returned norm is max_grad_norm; a number made of it: `clipping_norm_epsilon=`.
         seed: draws from the same law by a seeded generator instead, for a reproducible run. Such a
             release protects nobody.
 
@@ -283,9 +291,10 @@ def private_median_norm(norms: ArrayLike, *, epsilon: float, seed: int | None = 
     epsilon = check_number("epsilon", epsilon, "(0, inf)", "pass e.g. 0.1")
     grid = norm_grid()
     counts = np.bincount(to_norm_cells(values, grid), minlength=len(grid))
-    if seed is None:
-        return float(grid[select_quantile(counts, _HALF, epsilon)])
-    return float(grid[simulate_quantile(counts, _HALF, epsilon, seed)])
+    draw = select_quantile if seed is None else partial(simulate_quantile, seed=seed)
+    norm = ReleasedNorm(grid[draw(counts, _HALF, epsilon)])
+    norm.clipping_norm_epsilon = epsilon
+    return norm
 
 
 def _check_cost(charged: float, share: float) -> None:

@@ -91,7 +91,9 @@ def release(
         figures = None if spend else ledger.stored(request)
         fresh = figures is None
         if figures is None:
-            ledger.check_affordable(request.cost)
+            if (limit := ledger.budget) and not limit.covers(ledger.spent + request.cost):
+                said = {"budget": limit, "spent": ledger.spent, "cost": request.cost}
+                raise refused("refusal.ledger", "budget", **said)
             for name, counts in source.counts.items():
                 if request.by and not (empty_groups or counts.any()):
                     raise refused("refusal.source", "nobody", by=request.by, name=name)

@@ -36,7 +36,7 @@ from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
 from indpriv.recording.checkpoints.replay import AuditSpec, replay
-from indpriv.release.mechanisms import norm_grid
+from indpriv.release.mechanisms import norm_grid, private_median_norm
 from runs import PER_EXAMPLE, blobs, make_run
 
 COST, DELTA = 0.25, 1e-4
@@ -370,6 +370,15 @@ def test_a_loop_of_ones_own(tmp_path):
         recorded(tmp_path / "four", [1.5], cost=-1)
     assert not [one for one in verify(recorded(tmp_path / "five", [1.5], cost=0.0))
                 if one.key == "private_clipping_norm"]  # fmt: skip
+
+
+def test_a_recorder_adds_the_cost_that_a_private_median_carries(tmp_path):
+    norm = private_median_norm([0.9, 1.1, 1.3] * 20, epsilon=0.4)
+    for number, (given, clip, cost) in enumerate(
+        [(0.0, norm, 0.4), (0.1, norm, 0.4), (0.7, norm, 0.7), (0.0, float(norm), 0.0)]
+    ):
+        opened = recorded(tmp_path / str(number), [clip], given)
+        assert opened.log.clipping_norm_epsilon == cost
 
 
 def test_a_replay_of_checkpoints_reads_the_cost_from_run_json(run, tmp_path):
