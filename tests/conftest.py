@@ -1,3 +1,4 @@
+import gc
 import os
 import random
 import signal
@@ -49,6 +50,12 @@ OPACUS_15 = {
 }
 if opacus.__version__ < "1.6":
     collect_ignore.append("recording/opacus/test_ranks.py")  # FSDP2
+
+
+def pytest_collection_finish():
+    """What was imported is here to stay: each attach, which looks at all objects, need not see it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
