@@ -1,26 +1,31 @@
 """Checks of what users pass: each message gives name, value, condition and remedy."""
 
-import math
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from indpriv._facts import refused, text
-from indpriv._types import ArrayLike, BoolArray, FloatArray
+from indpriv._types import ArrayLike, FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 
 
 def check_number(name: str, value: Any, interval: str, advice: str = "") -> float:
     """Return a number, no text and no flag, in an interval as "(0, 1]", or raise InputError."""
-    low, high = map(float, interval[1:-1].split(","))
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    closed = [low] * interval.startswith("[") + [high] * interval.endswith("]")
-    if not (real and (low < value < high or value in closed)):
+    real = real and abs(value) <= sys.float_info.max  # a whole number may be larger
+    if not (real and _inside(value, interval)):
         raise InputError(f"{name}={value!r} is not in {interval}{advice and '; '}{advice}")
     return float(value)
+
+
+def _inside(value: Any, interval: str) -> Any:
+    """Whether a number, or each of an array, is in an interval as "(0, 1]"; no NaN is."""
+    low, high = map(float, interval[1:-1].split(","))
+    above = value >= low if interval.startswith("[") else value > low
+    return above & (value <= high if interval.endswith("]") else value < high)
 
 
 def check_delta(delta: float) -> float:
@@ -38,30 +43,38 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
 
 def check_positive_int(name: str, value: int, *, minimum: int = 1) -> int:
     """Return value as an int of at least minimum, or raise InputError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise InputError(f"{name}={value!r} is not a whole number of at least {minimum}")
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not (whole and minimum <= value <= _LARGEST):
+        most = f", at most {_LARGEST:,}" if whole and value > _LARGEST else ""
+        raise InputError(f"{name}={value!r} is not a whole number of at least {minimum}{most}")
     return int(value)
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise InputError unless each is true or false: a text such as "no" would count as yes."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise InputError(f"{name}={value!r} is not true or false")
+
+
+_LARGEST = 1 << 62  # of whole numbers, which arrays hold
 _ABOVE_0 = "a finite number above 0"
-# Name of a setting of a step -> the most that it can be, and what it is. NaN would make an
-# accountant hang.
+# Name of a setting of a step -> its interval, and what it is. NaN would make an accountant hang.
 _SETTINGS = {
-    "noise_multiplier": (math.inf, f"{_ABOVE_0}; a run without noise has no finite epsilon"),
-    "max_grad_norm": (math.inf, f"{_ABOVE_0}; pass the clipping norm of the optimizer"),
-    "sample_rate": (1.0, "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"),
+    "noise_multiplier": ("(0, inf)", f"{_ABOVE_0}; a run without noise has no finite epsilon"),
+    "max_grad_norm": ("(0, inf)", f"{_ABOVE_0}; pass the clipping norm of the optimizer"),
+    "sample_rate": ("(0, 1]", "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"),
 }
 
 
 def check_setting(name: str, value: ArrayLike) -> FloatArray:
     """Return one of _SETTINGS, or values of each step, as float64; InputError out of range."""
-    most, expected = _SETTINGS[name]
+    interval, expected = _SETTINGS[name]
     try:
         array: FloatArray = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name}={value!r} is not a number") from error
-    good = np.isfinite(array) & (array > 0) & (array <= most)
-    if not np.all(good):
+    if not np.all(good := _inside(array, interval)):
         bad = array[~good].flat[0] if array.ndim else array.item()
         where = f" at step {int(np.flatnonzero(~good)[0])}" if array.ndim else ""
         raise InputError(f"{name}={bad}{where} is not {expected}")
@@ -69,19 +82,15 @@ def check_setting(name: str, value: ArrayLike) -> FloatArray:
 
 
 def check_row(
-    name: str,
-    value: ArrayLike,
-    accepts: Callable[[FloatArray], BoolArray],
-    expected: str,
-    *,
-    least: int = 0,
+    name: str, value: ArrayLike, interval: str, expected: str = "", *, least: int = 0
 ) -> FloatArray:
-    """Return a number or row as (n,) float64; InputError unless all are accepted and n >= least."""
+    """Return a number or row as (n,) float64; InputError unless in an interval, and n >= least."""
+    expected = expected or f"numbers in {interval}"
     try:
         row = np.atleast_1d(np.asarray(value, dtype=np.float64))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name}={value!r} must be {expected}") from error
-    if row.ndim != 1 or len(row) < least or not np.all(accepts(row)):
+    if row.ndim != 1 or len(row) < least or not np.all(_inside(row, interval)):
         raise InputError(f"{name}={value!r} must be {expected}")
     return row
 
@@ -111,4 +120,4 @@ def warn_caller(message: str) -> None:
 def check_orders(orders: ArrayLike) -> FloatArray:
     """Rényi orders as (n_orders,) float64; InputError unless each is finite and above 1."""
     expected = "finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]"
-    return check_row("orders", orders, lambda x: np.isfinite(x) & (x > 1), expected, least=1)
+    return check_row("orders", orders, "(1, inf)", expected, least=1)

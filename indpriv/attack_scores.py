@@ -76,6 +76,7 @@ class AttackScores:
             if values.shape != shape or values.ndim != 1:
                 raise InputError(f"{name} {values.shape} and scores {shape} must have one length")
         _checks.check_choice("adversary", self.adversary, ADVERSARIES)
+        _checks.check_flags(fair_coins=self.fair_coins)
         if np.isnan(self.scores).any():
             raise refused("refusal.scores", "nan", n=int(np.isnan(self.scores).sum()))
 

@@ -92,6 +92,7 @@ class AttackSignals:
             raise InputError(problem)
         _checks.check_choice("kind", self.kind, KINDS)
         _checks.check_choice("adversary", self.adversary, _SEEN)
+        _checks.check_flags(coins=self.coins)
 
     def _problems(self) -> Iterator[str]:
         """What does not match, shapes first, as all else needs them."""

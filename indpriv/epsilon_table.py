@@ -108,9 +108,8 @@ class Account:
     @property
     def method(self) -> str:
         """The accountant in words."""
-        known = {"gaussian": "exact Gaussian accountant"}
-        name = known.get(self.accountant, f"{self.accountant.upper()} accountant")
-        return f"{name}{self._clipping_norm}"
+        name = "exact Gaussian" if self.accountant == "gaussian" else self.accountant.upper()
+        return f"{name} accountant{self._clipping_norm}"
 
     @property
     def _clipping_norm(self) -> str:

@@ -47,7 +47,7 @@ class CanaryClients:
     ) -> None:
         _checks.check_positive_int("count", count)
         _checks.check_positive_int("size", size)
-        _checks.check_row("lengths", lengths, lambda x: (x > 0) & (x <= 1), "numbers in (0, 1]")
+        _checks.check_row("lengths", lengths, "(0, 1]")
         if count > size:
             raise _facts.refused("refusal.rounds", "canaries", count=count, size=size)
         self._rng, self.size = np.random.default_rng(seed), size

@@ -22,7 +22,7 @@ from indpriv._facts import refused
 from indpriv._types import FloatArray, IntArray, NDArray, Progress
 from indpriv.accountant.blocks import BlockAccount, Workers, epsilon_table
 from indpriv.accountant.laws import gaussian_epsilons
-from indpriv.accountant.method import Method, account_of, claim_of
+from indpriv.accountant.method import Method, account_of, claim_of, most_rows
 from indpriv.accountant.rdp import Columns, joined
 from indpriv.accountant.units import Units, first_rows, rows_together
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
@@ -43,7 +43,7 @@ def known_blocks(log: NormLog, method: Method) -> BlockAccount:
     else:
         log, first_row = rows_together(log, units)
     claim = claim_of(log, method)
-    account = account_of(log, method, None if units is None else int(units.n_rows.max()))
+    account = account_of(log, method, most_rows(log))
 
     def table(ids: NDArray[np.generic], blocks: Sequence[Columns]) -> EpsilonTable:
         known = _in_all_steps(log, method, blocks)

@@ -107,6 +107,12 @@ def owners_of(log: NormLog) -> NDArray[np.generic] | None:
     return None if log.unit == "example" else log.unit_ids
 
 
+def most_rows(log: NormLog) -> int | None:
+    """The largest number of rows of a unit; None if each row is accounted for itself."""
+    owners = owners_of(log)
+    return None if owners is None else int(pd.Series(owners).value_counts().max())
+
+
 def warn_of_delta(log: NormLog, method: Method) -> None:
     """Warn with PrivacyWarning if delta is at least 1/n, of n examples or units."""
     owners = owners_of(log)

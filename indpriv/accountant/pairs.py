@@ -18,7 +18,7 @@ from scipy.special import erf, rel_entr
 from indpriv._types import FloatArray, IntArray
 from indpriv.accountant import tight
 from indpriv.accountant.laws import Cells, Mixture, U, cells_of, tail_of
-from indpriv.accountant.method import Method
+from indpriv.accountant.method import Method, most_rows
 from indpriv.accountant.rdp import divergences_of_pairs
 from indpriv.accountant.steps import Law, StepKinds, clipped_steps, condensed, neighbours, on_grid
 from indpriv.norm_log.norm_log import NormLog
@@ -284,9 +284,7 @@ def rare_truncations(log: NormLog) -> float:
     """
     if log.truncation is None:
         return 0.0
-    rows = 1
-    if log.unit != "example" and log.unit_ids is not None:
-        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    rows = most_rows(log) or 1
     cap, n = log.truncation.max_batch_size, log.truncation.n_examples
     kinds, steps = clipped_steps(log)
     each = stats.binom.sf(cap - rows, n, kinds.rate) if cap < n else 0.0

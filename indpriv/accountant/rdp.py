@@ -15,7 +15,6 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from indpriv import _checks
-from indpriv._facts import refused
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
 from indpriv.accountant.method import CONVERSIONS, Method
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
@@ -67,9 +66,8 @@ def compute_rdp(
     """
     rate = float(_checks.check_setting("sample_rate", sample_rate))
     sigma = float(_checks.check_setting("noise_multiplier", noise_multiplier))
-    norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
-    if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
-        raise refused("refusal.account", "relative_norms", relative_norms=relative_norms)
+    wanted = "one row of numbers in [0, 1]: min(norm, C) / C"
+    norms = _checks.check_row("relative_norms", relative_norms, "[0, 1]", wanted)
     return renyi_divergences(norms / sigma, np.full(len(norms), rate), _checks.check_orders(orders))
 
 

@@ -75,13 +75,8 @@ class Readings:
     def of(cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float) -> "Readings":
         """Check the arguments."""
         wanted = "numbers in (0, 1), e.g. 0.001", "finite numbers of at least 0, e.g. 1.0"
-        rates = _checks.check_row(
-            "false_positive_rate", false_positive_rate, lambda x: (x > 0) & (x < 1), wanted[0]
-        )
-        epsilons = _checks.check_row(
-            "epsilon", epsilon, lambda x: np.isfinite(x) & (x >= 0), wanted[1]
-        )
-        return cls(rates, epsilons, delta)
+        rates = _checks.check_row("false_positive_rate", false_positive_rate, "(0, 1)", wanted[0])
+        return cls(rates, _checks.check_row("epsilon", epsilon, "[0, inf)", wanted[1]), delta)
 
     @property
     def _of_steps(self) -> tuple[FloatArray, FloatArray]:
@@ -253,9 +248,7 @@ def membership_risk(
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
     if method.participation == "known":
-        units = Units.of(log)
-        most_rows = None if units is None else int(units.n_rows.max())
-        account = methods.account_of(log, method, most_rows)
+        units, account = Units.of(log), methods.account_of(log, method, methods.most_rows(log))
         # Of the largest unit: no other one costs more
         readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
         methods.warn_of_delta(log, method)

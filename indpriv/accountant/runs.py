@@ -90,7 +90,7 @@ def compose(
         between_records=between_records,
         neighbouring=neighbouring,
     )
-    methods.check_logs(*([runs] if isinstance(runs, NormLog) else runs))
+    methods.check_logs(*(runs if isinstance(runs, list | tuple) else [runs]))
     if not isinstance(tuning, Tuning | None):
         raise refused("refusal.composed", "tuning", tuning=tuning)
     by_run = methods_of(runs, method, participation)

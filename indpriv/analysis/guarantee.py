@@ -27,7 +27,6 @@ from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.accountant.runs import Tuning
 from indpriv.accountant.steps import Steps
 from indpriv.accountant.tight import Met, deltas
-from indpriv.accountant.units import Units
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.summary import SENSITIVE, Audit, Finding, record
@@ -254,8 +253,7 @@ def membership_of(log: NormLog, table: EpsilonTable) -> Membership | None:
     None where a unit has several rows or an account has no such curve: the guarantee itself bounds
     the test too (`true_positive_bound`).
     """
-    units = Units.of(log)
-    several = units is not None and len(units) < log.n_examples
+    several = (methods.most_rows(log) or 1) > 1
     known = table.account.participation == "known"
     if not known and (several or not has_risk_curve(table.account)):
         return None
@@ -302,9 +300,7 @@ def _bound(table: EpsilonTable, method: str) -> str:
 
 def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
     """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
-    rows = 1
-    if log.unit != "example" and log.unit_ids is not None:
-        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    rows = methods.most_rows(log) or 1
     divisor = divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
     told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
     return "zero_out" if told else None

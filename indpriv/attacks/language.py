@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._checks import check_positive_int, check_row
+from indpriv._checks import check_number, check_positive_int
 from indpriv._facts import refused
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray
 from indpriv.attack_scores import AttackScores
@@ -81,7 +81,7 @@ def known_texts(
             independent fair coin decided on each text.
     """
     rows = _rows(ids)
-    check_row("share", [share], lambda x: (x > 0) & (x <= 1), "in (0, 1]")
+    check_number("share", share, "(0, 1]")
     kept = np.asarray(member)
     if kept.dtype != np.bool_:
         raise refused("refusal.language", "coins", found=kept.dtype)
@@ -153,7 +153,7 @@ def extraction(
         if not 1 <= first < len(row) or first != int(first):
             raise refused("refusal.language", "start", k=k, start=first, n=len(row))
     check_positive_int("samples", samples)
-    check_row("temperature", [temperature], lambda x: np.isfinite(x) & (x > 0), "above 0")
+    check_number("temperature", temperature, "(0, inf)")
     check_positive_int("top_k", 1 if top_k is None else top_k)
     read = _tokens(model, rows, temperature, top_k)
     ends = [each[int(first) - 1 :] for each, first in zip(read, starts, strict=True)]

@@ -62,8 +62,8 @@ def check_limits(limits: Mapping[str, Any]) -> None:
             _checks.check_choice("--require unit", value, UNITS)
         if value is None or not option.startswith(("max_", "min_")):
             continue
-        said = f"--{option.replace('_', ' ', 1)}"
-        _checks.check_number(said, value, "[0, 1]" if share else "[0, inf)")
+        interval = "[0, 1]" if share else "[1, inf)" if option == GROUP_RATIO else "[0, inf)"
+        _checks.check_number(f"--{option.replace('_', ' ', 1)}", value, interval)
 
 
 @dataclass(frozen=True)

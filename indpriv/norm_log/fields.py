@@ -215,7 +215,7 @@ class StepSettings:
 EPOCH, ONCE = "epoch", "once"
 _EPOCHS = re.compile("([2-9]|[1-9][0-9]{1,5}) epochs")
 _IN_LOGS = {"batch_norms": "free_records", "reference_examples": "exact_examples"}
-_LARGEST_GROWTH = 10.0  # beyond it, a run hardly gets a second record
+_GROWTH = "[1, 10]"  # beyond it, a run hardly gets a second record
 _WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
 
@@ -261,18 +261,15 @@ class RecordingPolicy:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, np.integer):  # which JSON does not take
-                object.__setattr__(self, name, int(value))
+            if isinstance(value, np.generic):  # which JSON does not take
+                object.__setattr__(self, name, value.item())
         _check_gap("every", self.every, (EPOCH, ONCE))
-        number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
-        if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
-            raise refused("refusal.policy", "growth", policy=self, most=_LARGEST_GROWTH)
+        _checks.check_number("growth", self.growth, _GROWTH, text("refusal.policy", "growth"))
         if self.every == ONCE and self.growth != 1:
             raise refused("refusal.policy", "once", policy=self)
         _checks.check_positive_int("reference_examples", self.reference_examples, minimum=0)
         _checks.check_positive_int("first", self.first, minimum=0)
-        if not isinstance(self.batch_norms, bool):
-            raise InputError(f"batch_norms={self.batch_norms!r} is not true or false")
+        _checks.check_flags(batch_norms=self.batch_norms)
         if self.longest is None:
             return
         _check_gap("longest", self.longest, (EPOCH,))

@@ -132,6 +132,7 @@ class NormLog:
         example_ids are 0..n-1 by default.
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
+        _checks.check_flags(individually_clipped=individually_clipped)
         levels = Levels(rounding, rounding_mode)
         rows, steps = np.asarray(norms), np.asarray(recorded_steps)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":

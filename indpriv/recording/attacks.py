@@ -129,7 +129,7 @@ class GradientCanaries(RunAttack):
 
     def __post_init__(self) -> None:
         check_positive_int("count", self.count)
-        check_row("lengths", self.lengths, lambda x: (x > 0) & (x <= 1), "numbers in (0, 1]")
+        check_row("lengths", self.lengths, "(0, 1]")
         self.n_canaries = self.count
 
     def _begin(self, attacked: AttackedRun) -> None:

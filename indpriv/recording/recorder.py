@@ -205,6 +205,7 @@ class Recorder:
         if not (privacy_filter is None or hasattr(privacy_filter, "rdp_cap")):
             raise refused("refusal.arguments", "filter", value=privacy_filter)
         self._filter, self._attack, self._start = privacy_filter, attack, start
+        _checks.check_flags(record_holdout=record_holdout, keep_model=keep_model, strict=strict)
         self._seeded, self._strict, self._record_holdout = seeded, strict, record_holdout
         self._public_settings, self._key = public_settings, run_files.signing_key(sign_with)
         self._keep_model = keep_model
