@@ -41,11 +41,11 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def check_positive_int(name: str, value: int, *, minimum: int = 1) -> int:
-    """Return value as an int of at least minimum, or raise InputError."""
+def check_positive_int(name: str, value: int, *, minimum: int = 1, maximum: int = 1 << 62) -> int:
+    """Return value as an int from minimum to maximum, which arrays hold, or raise InputError."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not (whole and minimum <= value <= _LARGEST):
-        most = f", at most {_LARGEST:,}" if whole and value > _LARGEST else ""
+    if not (whole and minimum <= value <= maximum):
+        most = f", at most {maximum:,}" if whole and value > maximum else ""
         raise InputError(f"{name}={value!r} is not a whole number of at least {minimum}{most}")
     return int(value)
 
@@ -57,7 +57,6 @@ def check_flags(**flags: Any) -> None:
             raise InputError(f"{name}={value!r} is not true or false")
 
 
-_LARGEST = 1 << 62  # of whole numbers, which arrays hold
 _ABOVE_0 = "a finite number above 0"
 # Name of a setting of a step -> its interval, and what it is. NaN would make an accountant hang.
 _SETTINGS = {
@@ -95,10 +94,12 @@ def check_row(
     return row
 
 
-def check_clipping_norm_epsilon(epsilon: float) -> float:
-    """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
+def check_clipping_norm_epsilon(epsilon: float, norm: Any = None) -> float:
+    """Cost of a private clipping norm (or list), told or carried; InputError unless 0 or more."""
     advice = text("refusal.numbers", "clipping_norm_epsilon")
-    return check_number("clipping_norm_epsilon", epsilon, "[0, inf)", advice)
+    told = check_number("clipping_norm_epsilon", epsilon, "[0, inf)", advice)
+    released = {id(one): one for one in (norm if isinstance(norm, list | tuple) else [norm])}
+    return max(told, sum(getattr(one, "clipping_norm_epsilon", 0.0) for one in released.values()))
 
 
 def check_rounding(rounding: float) -> float:

@@ -29,7 +29,6 @@ _EMPTY = "(empty)"
 _AND = " × "  # between the values of an intersection
 MAX_NUMERIC_VALUES = 50
 MOST_GROUPS = 1 << 16  # of rows that are read in several ranges
-_MAX_BINS = 1000
 _INT64 = 2.0**63  # that whole numbers lie below
 
 
@@ -282,10 +281,7 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
         raise _facts.refused("refusal.groups", "column", column=column, known=", ".join(columns))
     if not re.fullmatch(r"\d+", bins):
         raise _facts.refused("refusal.groups", "bins", by=by, bins=bins, column=column)
-    n_bins = _checks.check_positive_int(f"{column}:bins", int(bins), minimum=2)
-    if n_bins > _MAX_BINS:
-        raise InputError(f"{column}:bins={n_bins} is more than {_MAX_BINS}; pass fewer bins")
-    return column, n_bins
+    return column, _checks.check_positive_int(f"{column}:bins", int(bins), minimum=2, maximum=1000)
 
 
 def _values_of(column: str, *tables: Rows) -> "Iterator[tuple[Rows, pd.Series[Any]]]":

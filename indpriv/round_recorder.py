@@ -268,6 +268,8 @@ class RoundRecorder:
         """
         if number is not None and number != self._next:
             raise _facts.refused("refusal.rounds", "number", number=number, following=self._next)
+        if _checks.check_clipping_norm_epsilon(0.0, max_grad_norm):
+            raise _facts.refused("refusal.rounds", "private", norm=max_grad_norm)
         if sample_rate is None and self._sampler == "poisson":
             raise _facts.refused("refusal.rounds", "rate")
         before = () if sample_rate is not None else (*self._earlier, *self._sizes.values())
@@ -346,8 +348,6 @@ class RoundRecorder:
             raise _facts.refused("refusal.rounds", "shapes", ids=names, norms=norms)
         if not len(names):
             return np.zeros(0, np.int64), np.zeros(0), ""
-        if norms.dtype.kind not in "fiu":
-            raise InputError(f"norms are {norms.dtype}; they must be numbers")
         wanted = pd.Index(names)
         positions: IntArray = self._ids.get_indexer(wanted).astype(np.int64)
         # pandas finds 2**53 + 1 for 2.0**53.

@@ -108,7 +108,7 @@ def test_a_column_whose_name_looks_like_bins_comes_first():
         (["a"], "group:bins=3", "group is not numeric"),
         ([True], "group:bins=3", "group is not numeric"),
         ([1.0, 2.0], "group:bins=1", "at least 2"),
-        ([1.0, 2.0], "group:bins=5000", "more than 1000"),
+        ([1.0, 2.0], "group:bins=5000", "at most 1,000"),
         ([np.nan, np.inf], "group:bins=2", "no finite value"),
         ([np.nan, np.nan], "group:bins=2", "no finite value"),
         (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indpriv._checks import check_choice
+from indpriv._checks import check_choice, check_positive_int
 from indpriv._facts import refused
 from indpriv._files import write_atomically
 from indpriv._formatting import Console, escape
@@ -250,8 +250,7 @@ def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures
         raise refused("refusal.commands", "shareable", **said)
     if name is not None and (len(attacks) > 1 or Path(name).name != name):
         raise InputError(f"--set name={name} is the name of one file of one attack")
-    if not 0 <= pictures <= _MOST_PICTURES:
-        raise InputError(f"--set pictures={pictures} must be at most {_MOST_PICTURES}")
+    check_positive_int("--set pictures", pictures, minimum=0, maximum=_MOST_PICTURES)
 
 
 def compose(

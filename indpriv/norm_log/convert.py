@@ -162,8 +162,6 @@ def _check_norms_file(norms: _NormsFile, total_steps: int, unit: str) -> None:
             raise _facts.refused("refusal.convert", "participations", total_steps=total_steps)
         for number, step in enumerate(steps.tolist()):
             values = norms.read(number)
-            if values.dtype.kind not in "fiu":
-                raise _facts.refused("refusal.convert", "no_numbers", step=step, values=values)
             with _reading.named(f"{norms.path}, step {step}"):
                 fields.check_norms(values, norms.example_ids)
 

@@ -111,6 +111,8 @@ def check_unit_ids(
 def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
     """Raise InputError for NaN or negative norms (..., n_examples), by ids; infinite ones pass."""
     values: NDArray[Any] = rows
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"norms are {values.dtype}; they must be numbers")
     for what, bad in (("NaN", np.isnan(values)), ("negative", values < 0), ("", np.isinf(values))):
         if not bad.any():
             continue
@@ -264,7 +266,8 @@ class RecordingPolicy:
             if isinstance(value, np.generic):  # which JSON does not take
                 object.__setattr__(self, name, value.item())
         _check_gap("every", self.every, (EPOCH, ONCE))
-        _checks.check_number("growth", self.growth, _GROWTH, text("refusal.policy", "growth"))
+        factor = "it is the factor from one gap between full passes to the next, e.g. 1.5"
+        _checks.check_number("growth", self.growth, _GROWTH, factor)
         if self.every == ONCE and self.growth != 1:
             raise refused("refusal.policy", "once", policy=self)
         _checks.check_positive_int("reference_examples", self.reference_examples, minimum=0)

@@ -143,8 +143,13 @@ class NormLog:
         fields.check_ids(ids, n)
         fields.check_norms(rows, ids)
         steps = steps.astype(np.int64)
+        exact, narrow = fields.widened(rows)
         # One record at a time, for memory.
-        coded = map(levels.encode, rows.astype(np.float64), given.max_grad_norm[steps].tolist())
+        coded = map(levels.encode, exact, given.max_grad_norm[steps].tolist())
+        batches, narrow_batches = None, ""
+        if batch_norms is not None:
+            batches, narrow_batches = stored.in_memory(batch_norms, ids, given, levels)
+        cost = _checks.check_clipping_norm_epsilon(clipping_norm_epsilon, max_grad_norm)
         if most_participations is not None:
             _checks.check_positive_int("most_participations", most_participations, minimum=0)
         words: dict[str, Any] = {"sampler": sampler, "unit": unit, "neighbouring": neighbouring}
@@ -159,13 +164,11 @@ class NormLog:
             truncation=cap,
             unit_ids=fields.check_unit_ids(unit_ids, n, unit),
             individually_clipped=bool(individually_clipped),
-            caveats=tuple(caveats),
-            known_caveats=tuple(caveats),
+            caveats=(*caveats, *filter(None, [narrow])),
+            known_caveats=(*caveats, *filter(None, [narrow_batches])),
             most_participations=most_participations,
-            batch_norms=None
-            if batch_norms is None
-            else stored.in_memory(batch_norms, ids, given, levels),
-            clipping_norm_epsilon=_checks.check_clipping_norm_epsilon(clipping_norm_epsilon),
+            batch_norms=batches,
+            clipping_norm_epsilon=cost,
         )
 
     @classmethod

@@ -27,7 +27,7 @@ import pyarrow as pa
 from indpriv import _checks, _facts, _files
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.fields import StepSettings, check_norms
+from indpriv.norm_log.fields import StepSettings, check_norms, widened
 
 MODES = ("up", "nearest")
 _OVERFLOW_PER_OCTAVE = 8
@@ -295,8 +295,8 @@ def in_memory(
     ids: NDArray[np.generic],
     settings: StepSettings,
     levels: Levels,
-) -> BatchNorms:
-    """Batch norms of every step from arrays (steps, positions, norms), checked."""
+) -> tuple[BatchNorms, str]:
+    """Batch norms of every step from arrays (steps, positions, norms), checked, and a caveat."""
     if len(batch_norms) != 3:
         raise _facts.refused("refusal.batch_norms", "parts", n=len(batch_norms))
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
@@ -313,11 +313,11 @@ def in_memory(
     steps, positions = steps.astype(np.int64), positions.astype(np.int64)
     if len(np.unique(positions * total_steps + steps)) < len(steps):
         raise _facts.refused("refusal.batch_norms", "twice")
-    norms = norms.astype(np.float64)
     check_norms(norms, ids[positions])
+    norms, narrow = widened(norms)
     kept = levels.encode(norms, settings.max_grad_norm[steps])
     entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
-    return BatchNorms(np.arange(total_steps), [entries.ordered().block])
+    return BatchNorms(np.arange(total_steps), [entries.ordered().block]), narrow
 
 
 def file_bytes(entries: BatchNormEntries, first: int) -> bytes:

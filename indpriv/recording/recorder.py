@@ -370,7 +370,6 @@ class Recorder:
         moments = tensors_of(list(run.optimizer.original_optimizer.state.values()))
         if self._start == "random" and self._resume_at is None and any(map(torch.any, moments)):
             raise refused("refusal.attached", "not_random")
-        carried = getattr(run.optimizer.max_grad_norm, "clipping_norm_epsilon", 0.0)
         void = [SEEDED] * bool(self._seeded) + [run.no_privacy] * bool(run.no_privacy)
         return LogHeader(
             rounding=self._rounding,
@@ -386,7 +385,7 @@ class Recorder:
                 "id": self._run_id,
                 "clipping": "individual" if individually else run.clipping,
                 "clip_headroom": self._clip_headroom,
-                "clipping_norm_epsilon": max(self._clipping_norm_epsilon, carried),
+                "clipping_norm_epsilon": max(self._clipping_norm_epsilon, run.clip_cost),
                 "seeded": self._seeded,
                 **({} if self._start is None else {"start": self._start}),
                 "no_privacy": run.no_privacy,

@@ -7,6 +7,7 @@ blocks: Markdown has their text, HTML and a terminal draw them in the place of t
 
 import base64
 import hashlib
+import operator
 import os
 import re
 import shutil
@@ -162,7 +163,7 @@ def environment(*folders: Path) -> Environment:
     made = _Environment(loader=loader, finalize=_finalized, **JINJA)
     forms = FORMATS | {"format": made.filters["format"]}
     made.filters.update({name: _by_hand(form) for name, form in forms.items()} | WORDS)
-    made.filters.update(text=_text, md=Safe, merged=_merged)
+    made.filters.update(text=_text, md=Safe, merged=operator.or_)
     made.filters.update(edges=format_edges, records=records, shown_rows=shown_rows)
     for name in ("table", "figure", "folded", "section", "block"):
         made.globals[name] = made.filters[name] = partial(_block, name)
@@ -254,10 +255,6 @@ def _code(text: str) -> Safe:
 def _typed(text: str) -> Safe:
     """Text of several lines inside a fence."""
     return Safe(clean(str(text), kept="\n").replace("`", " "))
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    return {**first, **second}
 
 
 class Table:

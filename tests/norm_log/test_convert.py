@@ -159,7 +159,7 @@ BAD_ARRAYS = {
     "unit_ids has shape": {"unit_ids": np.arange(3)},
     "participations must be": {"participations": np.full(50, 31)},
     "are <U": {"norms": norms().astype(str)},
-    "norms of step 0 are complex128": {"norms": norms().astype(complex)},
+    "step 0: norms are complex128": {"norms": norms().astype(complex)},
     "has arrays": {"sizes": np.zeros(3)},
     "no examples": {"norms": np.zeros((3, 0))},
 }

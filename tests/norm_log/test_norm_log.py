@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indpriv import EvidenceError, InputError, NormLog
+from indpriv import EvidenceError, InputError, NormLog, account
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.fields import RecordingPolicy, StepSettings
 
@@ -115,3 +115,23 @@ def test_between_records_the_smallest_clipping_norm_is_counted():
     steady = given.steady_between(np.array([1, 4])).max_grad_norm
     np.testing.assert_array_equal(steady, [4.0, 4.0, 3.0, 3.0, 7.0, 2.0, 2.0])
     np.testing.assert_array_equal(given.steady_between(np.arange(7)).max_grad_norm, clip)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_norms_in_less_precision_are_rounded_up_and_make_estimates(dtype):
+    # 0.1 of float16 is 0.09998, and 0.2500 + 4e-5 is 0.25: each a level too low
+    norms, levels = np.array([[0.1, 0.25 + 4e-5]]), 1e-3 if dtype == "float16" else 1e-4
+    given = {"total_steps": 1, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.1}
+    given["rounding"] = levels
+    exact = NormLog.from_arrays(norms, [0], **given)
+    drawn = ([0, 0], [0, 1])
+    batches = {"batch_norms": (*drawn, norms[0].astype(dtype)), "sampler": "shuffled"}
+    narrow = NormLog.from_arrays(norms.astype(dtype), [0], **given)
+    of_batches = NormLog.from_arrays(norms, [0], **given | batches)
+    assert (narrow.read() >= exact.read()).all()
+    assert (of_batches.batch_norms.read(0, 2).norm >= exact.read()[0]).all()
+    for log, claim in ((exact, "exact"), (narrow, "estimate"), (of_batches, "estimate")):
+        found = account(log, delta=1e-5)
+        assert found.claim == claim
+        assert (dtype in found.claim_reason) == (claim == "estimate")
+    assert account(of_batches, delta=1e-5).account.participation == "known"

@@ -227,7 +227,7 @@ def replay(
         of_clip = "clipping_norm_epsilon"  # cost of the private release that it was set to
         paths = (of_clip,), ("training", of_clip), ("recorder", of_clip)
         paid, seeds = first_at(settings.declared, *paths), (("seeded",), ("recorder", "seeded"))
-        live = settings.live
+        live, clip = settings.live, options and options.max_grad_norm
         if live:
             paid, same = max(paid or 0.0, live.clipping_norm_epsilon), made.same(live, found.models)
             tell(text("sentence.replay", "live", log=live.run_dir, same=same, n=len(found.models)))
@@ -243,7 +243,7 @@ def replay(
                 "replayed": True,
                 "seeded": any(first_at(settings.declared, path) for path in seeds)
                 or bool(live and live.seeded),
-                of_clip: _checks.check_clipping_norm_epsilon(0.0 if paid is None else paid),
+                of_clip: _checks.check_clipping_norm_epsilon(0.0 if paid is None else paid, clip),
                 **described_parameters(made.model),
             },
         )

@@ -326,6 +326,8 @@ class OpacusRun:
         self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
         self.loader, self.n_examples = loader, n_examples
+        self._first_clip, layers = optimizer.max_grad_norm, getattr(optimizer, "max_grad_norms", ())
+        self.clip_cost = _checks.check_clipping_norm_epsilon(0.0, [self._first_clip, *layers])
         self.batch_sampler: Any = loader.batch_sampler
         self.sampler_class = type(self.batch_sampler).__name__
         self.sampler = sampler_kind(self.batch_sampler, optimizer)
@@ -425,6 +427,8 @@ class OpacusRun:
 
     def _checked_max_grad_norm(self) -> float:
         limit = self.optimizer.max_grad_norm
+        if limit is not self._first_clip and _checks.check_clipping_norm_epsilon(0.0, limit):
+            raise refused("refusal.training", "released", limit=limit)
         if self.is_ghost and (mine := self.clipper.max_grad_norm) != limit:
             raise refused("refusal.training", "ghost_norms", model=mine, optimizer=limit)
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:

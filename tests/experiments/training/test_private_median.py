@@ -34,9 +34,10 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import read_run_json
 from indpriv.norm_log.verify import verify
-from indpriv.recording import Recorder, per_example_gradient_norms
+from indpriv.recording import Recorder, StepOptions, per_example_gradient_norms
 from indpriv.recording.checkpoints.replay import AuditSpec, replay
-from indpriv.release.mechanisms import norm_grid, private_median_norm
+from indpriv.release.mechanisms import ReleasedNorm, norm_grid, private_median_norm
+from indpriv.round_recorder import RoundRecorder
 from runs import PER_EXAMPLE, blobs, make_run
 
 COST, DELTA = 0.25, 1e-4
@@ -381,6 +382,24 @@ def test_a_recorder_adds_the_cost_that_a_private_median_carries(tmp_path):
         assert opened.log.clipping_norm_epsilon == cost
 
 
+def test_every_log_adds_what_its_clipping_norm_carries_or_refuses_it(tmp_path):
+    drawn = [private_median_norm([0.9, 1.1, 1.3] * 20, epsilon=0.4) for _ in range(2)]
+    given = {"total_steps": 2, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    for clip, told, cost in (
+        (drawn[0], 0.0, 0.4), (drawn[0], 0.7, 0.7), ([drawn[0]] * 2, 0.1, 0.4), (drawn, 0.1, 0.8),
+        (float(drawn[0]), 0.0, 0.0),
+    ):  # fmt: skip
+        log = NormLog.from_arrays([[0.5]], [0], max_grad_norm=clip,
+                                  clipping_norm_epsilon=told, **given)  # fmt: skip
+        assert account(log, delta=DELTA).account.clipping_norm_epsilon == pytest.approx(cost)
+    with pytest.raises(InputError, match="private release that came after training began"):
+        recorded(tmp_path / "later", [1.5, drawn[0]], 0.0)
+    with RoundRecorder(tmp_path / "rounds", ["a"], sampler="fixed_size") as recorder:
+        with pytest.raises(InputError, match="private release, and rounds have no account"):
+            recorder.round(["a"], [0.3], noise_multiplier=1.0, max_grad_norm=drawn[0])
+        assert recorder.n_rounds == 0
+
+
 def test_a_replay_of_checkpoints_reads_the_cost_from_run_json(run, tmp_path):
     trained, plan = run[0], config()
     dataset = load_dataset("breast_cancer")
@@ -393,6 +412,11 @@ def test_a_replay_of_checkpoints_reads_the_cost_from_run_json(run, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         replay(trained.run_dir / "checkpoints", spec, tmp_path / "replayed")
+        clip = ReleasedNorm(read_json(trained.run_dir / "run.json")["training"]["max_grad_norm"])
+        clip.clipping_norm_epsilon = 2 * COST
+        told = StepOptions(max_grad_norm=clip)
+        replay(trained.run_dir / "checkpoints", spec, tmp_path / "told", options=told)
+    assert NormLog.open(tmp_path / "told").clipping_norm_epsilon == 2 * COST
     log = NormLog.open(tmp_path / "replayed")
     assert log.clipping_norm_epsilon == COST
     worst = account(log, delta=DELTA).worst_case_epsilon
