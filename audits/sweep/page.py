@@ -20,7 +20,7 @@ _EPSILONS: dict[str, tuple[str, Format]] = {
     "worst_case_epsilon": ("Worst case", format_epsilon),
     "smallest_epsilon": ("Smallest", format_epsilon),
     "median_epsilon": ("Median", format_epsilon),
-    "p95_epsilon": ("95 % at most", format_epsilon),
+    "p95_epsilon": ("95 % quantile", format_epsilon),
     "largest_epsilon": ("Largest", format_epsilon),
     "share_at_worst_case": ("At the worst case", _share),
 }

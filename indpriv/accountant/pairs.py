@@ -284,8 +284,7 @@ def rare_truncations(log: NormLog) -> float:
     """
     if log.truncation is None:
         return 0.0
-    rows = most_rows(log) or 1
-    cap, n = log.truncation.max_batch_size, log.truncation.n_examples
+    cap, n, rows = log.truncation.max_batch_size, log.truncation.n_examples, most_rows(log) or 1
     kinds, steps = clipped_steps(log)
     each = stats.binom.sf(cap - rows, n, kinds.rate) if cap < n else 0.0
     return float((steps * each).sum() * (1 + _SLACK))

@@ -119,13 +119,15 @@ def facts_of_run(
     decided = {one.key: _DECIDED.get(one.status) for one in lines}
     delta = declared.delta if delta is None else delta
     steps = log.settings.distinct()[1]
-    first, plan, epsilon_cap = steps.at(0), None, None
-    if log.filtered is not None and delta is not None:
-        cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
-        epsilon_cap = cap.epsilon(delta=delta) + log.clipping_norm_epsilon
-    if len(steps) == 1 and log.sampler == "poisson":  # a plan has the epsilon of no other
-        noise, rate = first.noise_multiplier, first.sample_rate
-        plan = Plan(noise, rate, log.total_steps, log.clipping_norm_epsilon)
+    first, plan, epsilon_cap, cost = steps.at(0), None, None, log.clipping_norm_epsilon
+    others = {declared.participation, declared.neighbouring or log.neighbouring}
+    # Plans and filters have the epsilon of secret Poisson samples of which an example is left out
+    sampled = log.sampler == "poisson" and not others & {"known", "replace_one"}
+    if sampled and log.filtered is not None and delta is not None:
+        epsilon_cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap).epsilon(delta=delta)
+        epsilon_cap += cost
+    if sampled and len(steps) == 1:
+        plan = Plan(first.noise_multiplier, first.sample_rate, log.total_steps, cost)
     return TrainingFacts(
         n_examples=log.n_examples,
         delta=delta,

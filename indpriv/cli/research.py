@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 ADVICE = "advice"  # of the files
 _MODELS = 16  # references that are trained unless it is said
-_MOST_PICTURES = 12
 _OF_ATTACK = {  # what is attacked -> its settings
     "a file of scores": {"delta", "fair_coins", "adversary", "seed"},
     "a study": {"epsilon", "unit_rule", "--attack"},
@@ -250,7 +249,7 @@ def _check_leak(folder: Path, attacks: Sequence[str], name: str | None, pictures
         raise refused("refusal.commands", "shareable", **said)
     if name is not None and (len(attacks) > 1 or Path(name).name != name):
         raise InputError(f"--set name={name} is the name of one file of one attack")
-    check_positive_int("--set pictures", pictures, minimum=0, maximum=_MOST_PICTURES)
+    check_positive_int("--set pictures", pictures, minimum=0, maximum=12)
 
 
 def compose(

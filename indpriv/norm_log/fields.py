@@ -217,7 +217,6 @@ class StepSettings:
 EPOCH, ONCE = "epoch", "once"
 _EPOCHS = re.compile("([2-9]|[1-9][0-9]{1,5}) epochs")
 _IN_LOGS = {"batch_norms": "free_records", "reference_examples": "exact_examples"}
-_GROWTH = "[1, 10]"  # beyond it, a run hardly gets a second record
 _WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
 
@@ -267,7 +266,7 @@ class RecordingPolicy:
                 object.__setattr__(self, name, value.item())
         _check_gap("every", self.every, (EPOCH, ONCE))
         factor = "it is the factor from one gap between full passes to the next, e.g. 1.5"
-        _checks.check_number("growth", self.growth, _GROWTH, factor)
+        _checks.check_number("growth", self.growth, "[1, 10]", factor)
         if self.every == ONCE and self.growth != 1:
             raise refused("refusal.policy", "once", policy=self)
         _checks.check_positive_int("reference_examples", self.reference_examples, minimum=0)

@@ -37,7 +37,7 @@ _RUN = table(
         YesNo: "seeded? secure_mode?",
         AtLeastZero: "clipping_norm_epsilon? clip_headroom? expected_batch_size?",
         Number: "learning_rate? momentum? weight_decay?",
-        Whole: "max_batch_size? n_parameters?",
+        Whole: "max_batch_size? n_parameters? n_drawn_from?",
         _Count: "steps_per_epoch? ranks?",
         dict[str, Whole]: "layers?",
         dict[str, Text]: "versions?",

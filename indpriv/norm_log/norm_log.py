@@ -381,7 +381,7 @@ class OpenedRun(LogState):
         journal_state.check_readable(self)
         ids, units, reference = journal_state.read_ids(self)
         words = {"sampler": self.sampler, **{of: header[of] for of in ("unit", "neighbouring")}}
-        cap = header["run"].get("max_batch_size")
+        cap, n = (header["run"].get(name) for name in ("max_batch_size", "n_drawn_from"))
         # A crash can leave a record whose step was not logged.
         used = {one["step"]: one for one in lines["record"] if one["step"] < steps}
         rows = [journal_state.record_of(self, line) for line in used.values()]
@@ -416,7 +416,7 @@ class OpenedRun(LogState):
             filtered=_filtered(self, checks),
             most_participations=self.most_participations,
             known_caveats=evidence.caveats_of(self, checks, participation_known=True),
-            truncation=fields.check_words(**words, max_batch_size=cap, n_examples=len(ids)),
+            truncation=fields.check_words(**words, max_batch_size=cap, n_examples=n or len(ids)),
             clipping_norm_epsilon=self.clipping_norm_epsilon,
         )
 

@@ -431,7 +431,8 @@ class Recorder:
         if self._record_holdout:
             # A batch or the reference examples hold no test example, and no filter charges one.
             policy = {**header.policy, "free_records": False, "exact_examples": 0}
-            test_header = replace(header, policy=policy, privacy_filter={})
+            drawn = {**header.run, "n_drawn_from": len(data.ids)}  # batches are those of training
+            test_header = replace(header, policy=policy, privacy_filter={}, run=drawn)
             ids = np.arange(length(data.test_set, "test_set"))
             logs.append((run_files.HOLDOUT, test_header, ids))
         for folder, *arguments in logs if self._ranks.writes else ():

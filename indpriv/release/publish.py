@@ -388,12 +388,10 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
         strict=True,
     )
     figures_of = dict(zip(names, figures, strict=True))
-    if example is not None:
-        if by_unit:
-            raise refused("refusal.source", "of_people", example=example)
-        if example not in figures_of:
-            raise InputError(f"--example {example}: the audit has no training example of that id")
-        return [Owner("example", example, *figures_of[example])]
+    if example is not None and by_unit:
+        raise refused("refusal.source", "of_people", example=example)
+    if example is not None and example not in figures_of:
+        raise InputError(f"--example {example}: the audit has no training example of that id")
     unit_ids = names
     if not by_unit and (audit_dir / EXAMPLES).is_file():
         examples = ExampleTable.from_parquet(audit_dir / EXAMPLES).aligned(table.example_ids)
@@ -403,11 +401,13 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
         rows_of.setdefault(owner, []).append(name)
     if unit is not None and unit not in rows_of:
         raise InputError(f"--unit {unit}: the audit has no training example of that unit")
-    chosen = rows_of if unit is None else {unit: rows_of[unit]}
+    asked = unit if example is None else unit_ids[names.index(example)]
+    chosen = rows_of if asked is None else {asked: rows_of[asked]}
     for owner, rows in chosen.items():
         if len(rows) > 1:
             raise refused("refusal.source", "several_rows", owner=owner, n=len(rows))
-    return [Owner("unit", owner, *figures_of[rows[0]]) for owner, rows in chosen.items()]
+    kind, told = ("unit", chosen) if example is None else ("example", {example: [example]})
+    return [Owner(kind, name, *figures_of[rows[0]]) for name, rows in told.items()]
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:

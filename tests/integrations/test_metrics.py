@@ -1,7 +1,9 @@
 import io
 import subprocess
 import sys
+import types
 
+import numpy as np
 import pytest
 
 import indpriv
@@ -78,6 +80,11 @@ def test_every_statistic_is_one_number_of_the_table(tmp_path):
     assert found["indpriv/epsilon_max"] == table.epsilon.max()
     assert found["indpriv/epsilon_mean"] == table.epsilon.mean()
     assert all(isinstance(value, float) for value in found.values())
+
+
+def test_95_per_cent_have_at_most_what_is_called_so():
+    table = types.SimpleNamespace(epsilon=np.array([1.0] * 9 + [100.0]))
+    assert STATISTICS["epsilon_p95"](table) == 100.0  # on a line between both it is 55.45
 
 
 def test_the_terminal_shows_what_an_epsilon_must_never_be_without(tmp_path):

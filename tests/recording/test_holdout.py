@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 import indpriv
 from indpriv.audit import audit
 from indpriv.errors import InputError
-from indpriv.recording import Recorder
+from indpriv.recording import Recorder, TruncatedPoissonSampler
 from runs import PER_EXAMPLE, blobs, make_run, record
 
 
@@ -30,6 +30,18 @@ def test_the_holdout_has_the_norms_it_would_have_had(tmp_path):
     )
     table = indpriv.account(holdout, delta=1e-5)
     assert table.worst_case_epsilon == indpriv.account(log, delta=1e-5).worst_case_epsilon
+
+
+def test_the_batches_of_a_holdout_are_those_of_training(tmp_path):
+    """Of 50 test examples none would ever be left out by a cap that 120 reach in some steps."""
+    data = blobs()
+    sampler = TruncatedPoissonSampler(num_samples=len(data), sample_rate=0.1, max_batch_size=20)
+    loader = DataLoader(data, batch_sampler=sampler)
+    recorded(tmp_path / "run", make_run(data, data_loader=loader, poisson_sampling=False))
+    log, holdout = map(indpriv.NormLog.open, (tmp_path / "run", tmp_path / "run" / "holdout"))
+    assert holdout.truncation == log.truncation
+    worst = [indpriv.account(one, delta=1e-5).worst_case_epsilon for one in (log, holdout)]
+    assert worst[0] == worst[1]
 
 
 def test_an_interrupted_holdout_goes_on(tmp_path):

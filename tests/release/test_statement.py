@@ -93,10 +93,11 @@ def test_a_person_of_several_rows_is_told_nothing_by_an_audit_of_rows(audit_dir)
     frame = pd.read_parquet(examples)
     frame["unit_id"] = frame["unit_id"] // 2
     frame.to_parquet(examples)
-    with pytest.raises(
-        InputError, match=r"unit 8 has 2 rows, and this audit counts rows.*--unit-column"
-    ):
-        owners(audit_dir, unit="8")
+    for asked in ({"unit": "8"}, {"example": "17"}, {"example": "16"}):
+        with pytest.raises(
+            InputError, match=r"unit 8 has 2 rows, and this audit counts rows.*--unit-column"
+        ):
+            owners(audit_dir, **asked)
 
 
 @pytest.mark.parametrize(

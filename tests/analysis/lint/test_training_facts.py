@@ -13,7 +13,7 @@ from audits.training.planned import facts_of_plan
 from indpriv import NormLog, PrivacyFilter
 from indpriv.analysis.lint import SgdSettings, facts_of_run, lint
 from indpriv.analysis.recorded_run import Declared
-from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.norm_log import Filtered, open_run
 from indpriv.norm_log.run_files import read_run_json
 from indpriv.recording import private_generator
 from runs import blobs, make_run, record
@@ -162,6 +162,23 @@ def test_a_privacy_filter_caps_epsilon(tmp_path):
     opened = open_run(tmp_path / "run")
     found = facts_of_run(opened.log, {}, Declared(), 1e-5)
     assert 2.5 * 0.999 < found.epsilon_cap <= 2.5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("log", "declared"),
+    [
+        ({}, {"account": {"participation": "known"}}),
+        ({}, {"account": {"neighbouring": "replace_one"}}),
+        ({"neighbouring": "replace_one"}, {}),
+    ],
+)
+def test_an_epsilon_of_secret_coins_is_that_of_no_other_account(log, declared):
+    filtered = Filtered(8.0, 0.01, np.full(5, 10))
+    for one in (a_log(**log), replace(a_log(**log), filtered=filtered)):
+        found = facts_of_run(one, {}, Declared(declared), 1e-5)
+        assert (found.plan, found.epsilon_cap) == (None, None)
+        plain = facts_of_run(replace(one, neighbouring="zero_out"), {}, Declared(), 1e-5)
+        assert (plain.plan is not None, plain.epsilon_cap is None) == (True, one.filtered is None)
 
 
 def test_an_epsilon_by_poisson_sampling_is_that_of_no_other_sampler():
