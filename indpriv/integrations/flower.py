@@ -181,7 +181,7 @@ class _Rounds:
             who,
             np.where(share < 1, np.minimum(before, limit) * share, before),
             noise_multiplier=strategy.noise_multiplier / (strategy.num_sampled_clients * largest),
-            max_grad_norm=limit,
+            max_grad_norm=strategy.clipping_norm,
             sample_rate=self._rate,
         )
 

@@ -13,6 +13,7 @@ from indpriv.errors import InputError
 from indpriv.integrations.flower import recorded
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
+from indpriv.release.mechanisms import ReleasedNorm
 
 pytest.importorskip("flwr", reason="pip install 'indpriv[flower]' to test against it")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -262,6 +263,13 @@ def test_integers_in_a_model(tmp_path):
     model = {**MODEL, "num_batches_tracked": np.zeros((), np.int64)}
     with pytest.raises(InputError, match=r"'num_batches_tracked'.*int64"):
         start(recorded(protected(2), tmp_path / "run"), Clients(updates(2)), model=model)
+
+
+def test_a_clipping_norm_that_was_drawn_from_the_data(tmp_path):
+    norm = ReleasedNorm(2.0)
+    norm.clipping_norm_epsilon = 0.4
+    with pytest.raises(InputError, match="rounds have no account of its cost"):
+        start(recorded(protected(2, clip=norm), tmp_path / "run"), Clients(updates(3)))
 
 
 def test_weights_that_make_no_average(tmp_path):
