@@ -77,8 +77,7 @@ def unit_sizes(log: NormLog, epsilons: EpsilonTable) -> tuple[UnitSizes, ...]:
 
     Empty too with known participation, where the worst case depends on who took part when.
     """
-    account = epsilons.account
-    largest = account.rows_per_unit
+    account, largest = epsilons.account, epsilons.account.rows_per_unit
     if largest is None or largest == 1 or account.participation == "known":
         return ()
     table = epsilons.table()

@@ -169,8 +169,7 @@ def _sgd(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> SgdSettings
 
 def _counted(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[str, int] | None:
     """As the recorder counted them, else as run.json lists them."""
-    recorded = recorder.get("layers")
-    if isinstance(recorded, Mapping):
+    if isinstance(recorded := recorder.get("layers"), Mapping):
         return recorded
     listed = first_at(content, ("model", "layers"))
     if not isinstance(listed, list):

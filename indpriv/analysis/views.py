@@ -85,8 +85,7 @@ def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[Vie
     ]
     last = _nothing(ROW, OBSERVERS[2], "noise is added to the sum of a batch, not to its gradients")
     if place == "row":  # the log has the noise of a batch
-        own = noisier(log, 1 / np.sqrt(largest))
-        last = _known(own, delta, ROW, OBSERVERS[2])
+        last = _known(noisier(log, 1 / np.sqrt(largest)), delta, ROW, OBSERVERS[2])
     return (*found, last)
 
 
@@ -101,8 +100,7 @@ def _known(log: NormLog, delta: float, unit: str, observer: str) -> View:
 
 def _replaced_row(log: NormLog, delta: float, observer: str) -> View:
     """A row whose client sends another update: their distance is at most 2 max_grad_norm."""
-    half = noisier(log, 0.5)
-    whole = _known(half, delta, ROW, observer)
+    whole = _known(noisier(log, 0.5), delta, ROW, observer)
     return replace(whole, median_epsilon=None, reason="its client is replaced")
 
 

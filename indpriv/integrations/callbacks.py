@@ -16,12 +16,13 @@ import numpy as np
 
 from indpriv._checks import check_delta
 from indpriv._facts import refused
-from indpriv._files import write_json
+from indpriv._files import first_at, write_json
 from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
+from indpriv.norm_log.run_files import read_run_json
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
 # Statistics of individual epsilons: sensitive.
@@ -201,4 +202,7 @@ def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, Ope
     if not recorder.state_dict()["step"]:
         return []
     run = open_run(recorder.run_dir)
-    return [(account(run.log, delta=delta), run)] if run.total_steps else []
+    told = read_run_json(run.run_dir)  # as an audit reads it
+    who = first_at(told, ("account", "participation"), ("participation",))
+    said = {"participation": who, "neighbouring": first_at(told, ("account", "neighbouring"))}
+    return [(account(run.log, delta=delta, **said), run)] if run.total_steps else []

@@ -8,6 +8,8 @@ import pytest
 
 import indpriv
 from indpriv import InputError, NormLog
+from indpriv._formatting import format_epsilon
+from indpriv.audit import audit
 from indpriv.integrations.callbacks import STATISTICS, metrics_of, print_epsilons, send
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, make_run
@@ -80,6 +82,27 @@ def test_every_statistic_is_one_number_of_the_table(tmp_path):
     assert found["indpriv/epsilon_max"] == table.epsilon.max()
     assert found["indpriv/epsilon_mean"] == table.epsilon.mean()
     assert all(isinstance(value, float) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"participation": "known"}, {"account": {"participation": "known"}},
+     {"account": {"neighbouring": "replace_one"}}],
+)  # fmt: skip
+def test_the_guarantee_is_that_of_the_account_that_the_run_declares(said, tmp_path):
+    run, shown, found = make_run(), io.StringIO(), {}
+    recorder = Recorder(
+        tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1, run_info=said
+    )
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.train(1)
+        found |= metrics_of(recorder, delta=1e-3)
+        print_epsilons(recorder, delta=1e-3, file=shown)
+    audited = audit(tmp_path / "run", tmp_path / "audit", delta=1e-3).guarantee
+    assert found["indpriv/worst_case_epsilon"] == audited.worst_case_epsilon
+    assert f"worst case {format_epsilon(audited.worst_case_epsilon)} is" in shown.getvalue()
+    secret = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-3).worst_case_epsilon
+    assert audited.worst_case_epsilon > 1.2 * secret
 
 
 def test_95_per_cent_have_at_most_what_is_called_so():
