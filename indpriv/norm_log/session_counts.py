@@ -83,13 +83,14 @@ class TrainingCounts(_Counts):
     # batch norms, or several ranks trained.
     took_part: str | None = None
     compared: ComparedTraining | None = None  # None in logs from before it was
-    # Fingerprints after its last step of parameters and buffers, None if they are sharded or in
-    # older logs, and of the inner optimizer's state, if it has any.
+    # Fingerprint after its last step of parameters, buffers and the optimizer's state; None if they
+    # are sharded, or in older logs.
     weights: str | None = None
-    moments: str | None = None
-    # Items of the data set, and settings of the last step, by name; None in older logs.
+    # Items of the data set, settings of the last step, by name, and losses of a few examples after
+    # it, which a resumed session repeats; None in older logs.
     items: str | None = None
     settings: dict[str, Any] | None = None
+    losses_after: list[float] | None = None
 
     steps: Whole = 0  # parameter updates
     undrawn_steps: Whole = 0  # without a batch that was drawn

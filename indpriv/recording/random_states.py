@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from indpriv.recording.norms.batches import tensors_of
+from indpriv.recording.norms.batches import HALF, tensors_of
 
 # torch draws its own seeds from 53 bits or more; people and libraries choose seeds of 32 bits.
 _CHOSEN_SEEDS = 2**32
@@ -69,6 +69,7 @@ class Still(TorchDispatchMode):
         super().__init__()
         self._place = place
         self.foreign: list[Tensor] = []  # read inside `reading`, and from elsewhere
+        self.saw_half = False  # something was computed in half precision
         self._known: dict[int, Tensor] | None = None  # by their storage, while `reading`
 
     @contextmanager
@@ -98,6 +99,7 @@ class Still(TorchDispatchMode):
             named = zip(func._schema.arguments, args, strict=False)
             args = [0.0 if known.name == "dropout_p" else value for known, value in named]
         out = func(*args, **(kwargs or {}))
+        self.saw_half |= getattr(out, "dtype", None) in HALF
         if self._known is not None:
             self._known |= {_storage(one): one for one in tensors_of(out)}
         numbers = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]

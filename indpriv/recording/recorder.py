@@ -41,9 +41,11 @@ from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.records import Levels
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
+from indpriv.recording import random_states
 from indpriv.recording.attacks import AttackedRun, RunAttack
 from indpriv.recording.checkpoints.safe_files import keep_model
 from indpriv.recording.clipping import ClipThresholds, check_headroom
+from indpriv.recording.compared.calls import relative
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
 from indpriv.recording.norms.batches import LossFn, described_loss, tensors_of, with_targets
@@ -53,11 +55,11 @@ from indpriv.recording.norms.shadow_model import autocast_anywhere, described_pa
 from indpriv.recording.opacus.gradients import Thresholds
 from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks
 from indpriv.recording.process import deferred_interrupts, environment_of
-from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.training_data import Measured, TrainingData, Unpack, length, norms_of
 from indpriv.recording.watch import Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked on
+_SAME = 1e-3  # difference of losses, relatively, that rounding makes where a session is resumed
 FLUSH_STEPS = 256  # number of steps that a crash may lose
 _AUGMENTED = text("sentence.claim", "augmented")
 _ON_TRUST = ("rows",)  # a random data set is no reason for a warning
@@ -283,7 +285,9 @@ class Recorder:
             say("seeds", found, refuted=True, strict=self._strict)
         device = next(run.module.parameters()).device
         self._train, self._test = train, test = data.examples(loader.collate_fn, device)
-        inputs, targets = next(train.batches(_CHECKED))
+        with random_states.kept_random_state():  # the same examples in each session
+            random_states.set_random_state(random_states.fixed_state())
+            inputs, targets = next(train.batches(_CHECKED))
         with self._autocast():
             self._norm_pass = norm_pass = NormPass(
                 run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
@@ -422,6 +426,10 @@ class Recorder:
             counts_before=self._counts_before,
             attack=self._started,
         )
+        before = self._counts_before.get("losses_after") or []
+        now = self._norm_pass.held_still() if before else []
+        if relative(torch.tensor(now), torch.tensor(before)) > max(_SAME, self._norm_pass.slack):
+            self._watch.findings.add("replay", "resumed")
 
     def _open_log(self, header: LogHeader, files: ExitStack) -> None:
         """Start or continue the log, and that of the test examples, on the rank that writes."""
@@ -534,12 +542,14 @@ class Recorder:
 
     def _counts(self) -> SessionCounts:
         """What has been counted in this session."""
-        self._first_draw = self._first_draw or fingerprint_of_state(
+        self._first_draw = self._first_draw or random_states.fingerprint_of_state(
             self._run.sources.first, self._run_id
         )
         draws, training, noise = self._watch.counts()
         training.training_seconds = round(self._training_seconds, 6)
         training.ranks, training.first_draw = self._ranks.size, self._first_draw
+        if training.items and training.weights:
+            training.losses_after = self._norm_pass.held_still()
         if self._in_steps.batch_norms and self._ranks.size == 1:
             training.took_part = fingerprint(self._watch.tally.took_part)
         return SessionCounts(
@@ -619,11 +629,7 @@ class Recorder:
 
     def _after_step(self, setting: StepSetting) -> None:
         """Write the records taken before the step; keep the rest of it for the next flush."""
-
-        def contributed(taken: Measured) -> Measured:
-            return replace(taken, norms=self._run.contributions(taken.norms, setting))
-
-        clip = setting.max_grad_norm
+        clip, few = setting.max_grad_norm, self._measured
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
             self._clipping.end_record(clip)
@@ -632,13 +638,13 @@ class Recorder:
                     writer.record(
                         self._step,
                         # Rounded when it is written.
-                        contributed(taken).norms + self._clip_headroom * clip,
+                        self._run.contributions(taken.norms, setting) + self._clip_headroom * clip,
                         max_grad_norm=clip,
                         targets_fingerprint=taken.targets_fingerprint,
                         seconds=taken.seconds,
                     )
             if self._writers:
-                few = self._measured and contributed(self._measured)
+                few = few and replace(few, norms=self._run.contributions(few.norms, setting))
                 self._seen.append((setting, self._batch, few))
             self._records, self._measured = [], None
             self._step += 1

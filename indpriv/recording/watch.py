@@ -571,7 +571,7 @@ class Watch:
         training.source = str(run.sources)
         training.settings, training.items = self._settings.last, self.deliveries.stored
         with self._careful("state", kind="once"):
-            training.weights, training.moments = self._state.fingerprints()
+            training.weights = self._state.fingerprint()
         training.earlier_steps = max(0, history.steps_before - self._steps_before)
         training.accountant_steps = history.steps
         training.accountant_settings_match = history.matches(

@@ -23,7 +23,6 @@ from indpriv.recording.compared.findings import Findings
 from indpriv.recording.norms import batches
 from indpriv.recording.norms.batches import LossFn, fresh, map_tensors, tensors_of
 from indpriv.recording.norms.model_checks import first_that_mixes
-from indpriv.recording.norms.shadow_model import HALF
 from indpriv.recording.opacus.gradients import STABILISER, ClippedBatch
 from indpriv.recording.random_states import (
     Still,
@@ -69,17 +68,16 @@ class Replay:
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(secrets.randbits(128))
-        self._last: tuple[Any, Any] | None = None  # arguments of the last call, for other rows
         self._first: tuple[Call, Any, list[Tensor]] | None = None  # call, rows, gradient
         self._kept: list[tuple[Any, list[Tensor]]] = []  # of some steps: what was asked, losses
         self._turn = -1
         self.counts_itself = True  # nothing but forward passes changed what modules hold
-        self._of_half = any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
-        self._is_half = self._was_half = self._of_half  # this call, any call, in half precision
+        self._is_half = self._was_half = False  # this call, any call, in half precision
 
     def compare(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
         """Compare everything about one micro-batch; return the sum of its clipped gradients."""
-        self._is_half = self._of_half or any(t.dtype in HALF for t in tensors_of(one.outputs))
+        held = *self.parameters, *tensors_of(one.outputs)
+        self._is_half = any(tensor.dtype in batches.HALF for tensor in held)
         self._was_half |= self._is_half
         size = len(batch.norms)
         # As Opacus left them: those that it clipped. Ghost mode has none.
@@ -106,9 +104,7 @@ class Replay:
             self._later(one, batch.max_grad_norm)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
-            total = self._sum(one, batch, samples)
-        self._last = one.arguments
-        return total
+            return self._sum(one, batch, samples)
 
     def _gradients(
         self, one: Call, batch: ClippedBatch, samples: Sequence[Tensor], keep: Tensor, fed: Any
@@ -209,7 +205,7 @@ class Replay:
         if swapped is None:
             return
         mine = batches.rows_of(one.arguments, 0, _FEW)
-        others = batches.rows_of(self._last or swapped[0], 0, min(one.size, _FEW) // 2)
+        others = batches.rows_of(swapped[0], 0, min(one.size, _FEW) // 2)
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = one.new_twin()
@@ -282,6 +278,7 @@ class Replay:
         held_at = (0.02, 0.98, float(self._random.random()))[self._turn % 3]
         places, each, together = self._batches(one, first)
         singly, loaded = [(batch, [0]) for batch in each], list[list[Tensor]]()
+        held = list[Still]()
 
         def taken(one: Call) -> Iterator[list[list[Tensor]]]:
             for number, parts in enumerate((singly, [(together, places)], singly)):
@@ -292,21 +289,25 @@ class Replay:
                         draw_from_each()
                     with Still(held_at) as still:
                         rows += self._of_rows(one, batch, wanted, still, loaded)
+                    held.append(still)
                 yield rows
-            self._stored(one, still.foreign)
+            self._stored(one, held[-1].foreign)
 
-        floor, (alone, among, again) = self._within("small") * max_grad_norm, taken(one)
-        moved = max(_off(b, a, floor) for a, b in zip(alone, again, strict=True))
-        if _ALONE < moved < math.inf:
+        off = partial(_off, floor=self._within("small") * max_grad_norm)
+        alone, among, again = taken(one)
+        if _ALONE < max(map(off, again, alone)) < math.inf:
             return self.findings.add("alone", "random")
-        error = max(_off(b, a, floor) for a, b in zip(alone, among, strict=True))
-        if error > self._within("alone"):
-            # Another size of batch is rounded otherwise, by which a ReLU near 0 may open or close.
+        error, limit = max(map(off, among, alone)), self._within("alone")
+        if error > limit or self._is_half:
+            # Another batch size rounds otherwise (a ReLU near 0 opens); half precision hides much.
             with suppress(Exception):  # a model need not take float64
                 alone, among, _ = taken(one.in_float64)
-                exact = max(_off(b, a, floor) for a, b in zip(alone, among, strict=True))
-                error = min(error, exact)
-        if error <= self._within("alone"):
+                exact, precise = (
+                    max(map(off, among, alone)),
+                    self._is_half and not held[-1].saw_half,
+                )
+                error, limit = (exact, _ALONE) if precise else (min(error, exact), limit)
+        if error <= limit:
             return self.findings.add("alone")
         if not first and self._draws_itself(one):
             return self._alone(one, max_grad_norm, first=True)
@@ -423,10 +424,8 @@ class Replay:
     def _taken(self, twin: nn.Module, loss: Tensor, *, retain: bool = False) -> list[Tensor]:
         """The gradient of a loss, which leaves none in the twin."""
         loss.backward(retain_graph=retain)
-        own = list(twin.parameters())
-        found = []
-        for place in self.in_module:
-            p = own[place]
+        found, own = list[Tensor](), list(twin.parameters())
+        for p in (own[place] for place in self.in_module):
             taken = torch.zeros_like(p) if p.grad is None else p.grad.detach()
             found.append(taken.to_dense() if taken.is_sparse else taken)
             p.grad = None
@@ -437,28 +436,15 @@ class Replay:
 
         None if a tensor of them has another number of rows than the batch.
         """
-        size, own = len(keep), (one.arguments, one.targets)
+        size = len(keep)
         if size < 2 or not one.has_rows:
             return None
-        other = torch.as_tensor(self._random.integers(0, size, size))
-        pool = tensors_of(self._last) if self._last is not None else []
-        numbers = iter(range(len(tensors_of(own))))
-
-        def swap(tensor: Tensor) -> Tensor:
-            number = next(numbers)
-            if not tensor.ndim:
-                return tensor
-            made, gone = tensor.clone(), ~keep.to(tensor.device)
-            source = pool[number] if number < len(pool) else tensor
-            if source.shape[1:] != tensor.shape[1:] or source.dtype != tensor.dtype:
-                source = tensor
-            rows = other.to(tensor.device) % max(len(source), 1)
-            if len(source):
-                made[gone] = source[rows][gone]
-            return made
-
-        arguments, targets = map_tensors(own, swap)
-        return arguments, targets
+        by, own = torch.as_tensor(self._random.integers(1, size, size)), torch.arange(size)
+        rows = torch.where(keep, own, (own + by) % size)  # never the row itself
+        swapped: tuple[Any, Any] = map_tensors(
+            (one.arguments, one.targets), lambda t: t[rows.to(t.device)] if t.ndim else t
+        )
+        return swapped
 
     def _within(self, name: str) -> float:
         return _TOLERANCES[name][self._is_half]

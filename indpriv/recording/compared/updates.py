@@ -88,25 +88,22 @@ class PublishedState:
         ]
         return *prints, plain, more
 
-    def fingerprints(self) -> tuple[str | None, str | None]:
-        """Of parameters and buffers, and of the optimizer's state; None of what nobody holds."""
+    def fingerprint(self) -> str | None:
+        """Of parameters, buffers and the optimizer's state; None if nobody holds them."""
+        held = {name: x for name, x in self._module.state_dict().items() if isinstance(x, Tensor)}
+        if any(local(one) is not one for one in held.values()):  # each rank has a shard
+            return None
         params = (p for group in self._inner.param_groups for p in group["params"])
-        held = enumerate((p, one) for p in params for one in self._inner.state.get(p, {}).values())
+        moments = ((p, one) for p in params for one in self._inner.state.get(p, {}).values())
         # Of the types that load_state_dict gives them.
-        moments = {f"{k:09d}": one.to(p.dtype) for k, (p, one) in held if isinstance(one, Tensor)}
-        every = self._module.state_dict().items()
-        weights = {name: one for name, one in every if isinstance(one, Tensor)}
-        if any(local(one) is not one for one in weights.values()):  # each rank has a shard
-            return None, None
-        return fingerprint_of(weights), fingerprint_of(moments) if moments else None
+        own = (one.to(p.dtype) for p, one in moments if isinstance(one, Tensor))
+        return fingerprint_of(held | {f"of the optimizer: {k:09d}": x for k, x in enumerate(own)})
 
     def compare_weights(self, logged: Mapping[str, Any], step: int) -> None:
         """Those that a resumed session begins with, beside those that the log had at the step."""
-        weights, moments = self.fingerprints()
-        if logged.get("weights") is None:
-            self._findings.add("state", "not_known", step=step)
-        elif weights != logged["weights"] or moments not in (None, logged.get("moments")):
-            self._findings.add("state", "other_weights", step=step)
+        before = logged.get("weights")
+        if before is None or before != self.fingerprint():
+            self._findings.add("state", "other_weights" if before else "not_known", step=step)
 
     def copy_optimizer(self) -> None:
         """Prepare to repeat the coming step from its gradient."""
@@ -194,8 +191,7 @@ class Settings:
         """last: those of the last step of the session before, if known."""
         self._optimizer, self.last = run.optimizer, last
         self._places = {id(p): place for place, p in enumerate(run.module.parameters())}
-        described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
-        self._model = hashlib.sha256(described.encode()).hexdigest()
+        self._described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
         self._released: Any = None  # clipping norm that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
@@ -231,12 +227,13 @@ class Settings:
     def _now(self, setting: StepSetting) -> dict[str, Any]:
         own, groups = self._optimizer, self._optimizer.param_groups
         held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _NUMBERS)}
-        held |= vars(setting) | {"model": self._model}
+        held |= vars(setting) | {"optimizer": type(own.original_optimizer).__name__}
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
         places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
-        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
+        for name, said in {"model": self._described, "parameter groups": repr(places)}.items():
+            now[name] = [hashlib.sha256(said.encode()).hexdigest()]
         return now
 
     def moved_later(self, setting: StepSetting) -> list[str]:

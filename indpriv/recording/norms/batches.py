@@ -16,6 +16,7 @@ from indpriv._facts import refused
 from indpriv.errors import InputError
 
 LossFn = Callable[[Any, Any], Tensor]
+HALF = (torch.float16, torch.bfloat16)
 # What models, losses and functions that a user wrote raise.
 FAULTS: tuple[type[Exception], ...] = (ArithmeticError, AssertionError, AttributeError, LookupError)
 FAULTS += (NameError, RuntimeError, TypeError, ValueError)

@@ -34,7 +34,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
 from indpriv.recording.norms import shadow_model
-from indpriv.recording.norms.batches import Batch, map_tensors
+from indpriv.recording.norms.batches import HALF, Batch, map_tensors
 
 _CHUNK = 1024
 _ADDED = 16  # multiplications take as long as adding two numbers in memory
@@ -263,13 +263,11 @@ def _topmost(module: nn.Module) -> dict[nn.Module, None]:
 
 def _widened(module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one precision of at least 32 bits, after rounding as training does."""
-    if gradient.dtype in shadow_model.HALF:
+    if gradient.dtype in HALF:
         if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             inputs = inputs.to(gradient.dtype)  # as autocast does
         gradient = gradient.float()
-    if inputs.dtype in shadow_model.HALF or (
-        inputs.is_floating_point() and inputs.dtype != gradient.dtype
-    ):
+    if inputs.dtype in HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
         inputs = inputs.to(gradient.dtype)
     return inputs, gradient
 
@@ -298,7 +296,7 @@ def _by_torch_func(
         per_example = vmap(gradients_of)(inputs, gradient)
     squares = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for values in per_example.values():
-        squares += sum_squares(values.float() if values.dtype in shadow_model.HALF else values)
+        squares += sum_squares(values.float() if values.dtype in HALF else values)
     return squares
 
 

@@ -17,7 +17,7 @@ from indpriv.recording.norms import batches, model_checks
 from indpriv.recording.norms.batches import FAULTS, Batch, LossFn, first_tensor
 from indpriv.recording.norms.layerwise import GROUP_NORMS, LayerwiseNorms
 from indpriv.recording.norms.shadow_model import ModelInTraining, without_checkpoints
-from indpriv.recording.random_states import has_drawn, kept_random_state, random_state
+from indpriv.recording.random_states import Still, has_drawn, kept_random_state, random_state
 
 BACKENDS = ("layerwise", "functorch")  # in the order in which they are tried
 _RANDOM, _MIXED = text("sentence.claim", "dropout"), text("sentence.claim", "mixed")
@@ -437,6 +437,16 @@ class NormPass:
         shadow = self._model.shadow().eval()
         with torch.no_grad(), self._model.precision():
             yield shadow
+
+    def held_still(self) -> list[float]:
+        """Losses of few examples, and how long their gradient is, without randomness, if known."""
+        with suppress(*FAULTS), kept_random_state(), torch.enable_grad(), Still():
+            losses = self._model.losses(shadow := self._model.shadow(), self._check.few)
+            losses.sum().backward()
+            given = [p.grad.double().norm() for p in shadow.parameters() if p.grad is not None]
+            found = [*losses.tolist(), math.hypot(*given)]
+            return found if all(map(math.isfinite, found)) else []
+        return []
 
     def check_training(self, model: nn.Module, views: int = 1) -> None:
         """Compare the norms that Opacus clips by in training with these, on a few examples.

@@ -26,7 +26,6 @@ from indpriv.errors import InputError
 from indpriv.recording.norms import batches
 from indpriv.recording.random_states import NotedGenerators
 
-HALF = (torch.float16, torch.bfloat16)
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -81,8 +80,8 @@ class ModelInTraining:
     @property
     def slack(self) -> float:
         """Relative error that rounding may cause in a norm; see `NormPass`."""
-        wide = torch.float32 if self._dtype in HALF else self._dtype
-        half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in HALF else 0.0
+        wide = torch.float32 if self._dtype in batches.HALF else self._dtype
+        half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in batches.HALF else 0.0
         return torch.finfo(wide).eps * (40 + 4 * self.n_parameters**0.5) + 4 * half
 
     def check_writes(self, inputs: Any) -> None:

@@ -23,6 +23,7 @@ from recording.loops.parts import (
     padded,
     pictures,
     token_losses,
+    under_autocast,
 )
 
 
@@ -172,6 +173,24 @@ def mixing_from_the_tenth_step_on(s):
         return outputs - 0.5 * outputs.mean(0) * (net.calls > 10)
 
     s.train(model=Kept(late))
+
+
+@broken("contribution", "hooks ghost functorch")
+def little_mixing_from_the_tenth_step_on_under_autocast(s):
+    """Less than half precision rounds."""
+
+    def late(net, x, outputs):
+        return outputs - 0.05 * outputs.mean(0) * (net.calls > 10)
+
+    under_autocast(s, model=Kept(late))
+
+
+@broken("contribution", "hooks ghost functorch")
+def length_of_the_padding_in_a_factor_under_autocast(s):
+    def pool(h, x):
+        return masked_mean(h, x) * (1 - 0.005 * x.shape[1])
+
+    under_autocast(s, Texts(), Bag(pool), collate=padded)
 
 
 @broken("contribution", "hooks ghost functorch ew", rare=True)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.optim import lr_scheduler as rates
 from torch.utils.data import default_collate
 
 from indpriv.recording import QuantileClipping
-from recording.loops.harness import blobs, broken
+from recording.loops.harness import blobs, broken, ce
 from recording.loops.parts import Items, with_dropout
 
 ALL = "hooks ghost functorch ew"
@@ -281,9 +283,9 @@ def noise_of_the_count_by_the_loss(s):
     by_a_quantile(s, lambda rule, loss: setattr(rule, "count_noise", 2 + loss))
 
 
-def resumed_after(s, change, **options):
+def resumed_after(s, change, loss=ce, **options):
     s.make(**options)
-    s.resumed(lambda: change(s.loss_of(*s.data.tensors)))
+    s.resumed(lambda: change(s.loss_of(*s.data.tensors)), loss=loss)
 
 
 @broken("settings", "hooks ghost", expect="unsupported")
@@ -302,6 +304,49 @@ def dropout_by_the_loss_when_resumed(s):
         s.model._module[2].p = loss / 2
 
     resumed_after(s, change, model=with_dropout(0.1))
+
+
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
+def loss_weighted_by_the_loss_when_resumed(s):
+    weight = [1.0]
+    resumed_after(s, weight.append, lambda out, y: weight[-1] * ce(out, y))
+
+
+@broken("contribution", "hooks ghost", expect="unsupported", rare=True)
+def smoothing_by_the_loss_when_resumed(s):
+    by = [0.0]
+
+    def loss(out, y):
+        return F.cross_entropy(out, y, reduction="none", label_smoothing=by[-1])
+
+    resumed_after(s, lambda found: by.append(min(0.5, found / 4)), loss)
+
+
+@broken("contribution", "hooks ghost functorch", expect="unsupported")
+def temperature_by_the_loss_when_resumed(s):
+    class Divided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.by = with_dropout(), 1.0
+
+        def forward(self, x):
+            return self.body(x) / self.by
+
+    resumed_after(s, lambda loss: setattr(s.model._module, "by", 1 + loss), model=Divided())
+
+
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
+def first_layer_frozen_by_the_loss_when_resumed(s):
+    resumed_after(s, lambda loss: s.model._module[0].requires_grad_(loss > 9))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def optimizer_by_the_loss_when_resumed(s):
+    def change(loss):
+        kind = torch.optim.Adam if loss < 9 else torch.optim.SGD
+        s.optimizer.original_optimizer = kind(s.model.parameters(), 0.1)
+
+    resumed_after(s, change)
 
 
 @broken("contribution settings", "hooks ghost", expect="unsupported")

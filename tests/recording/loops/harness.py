@@ -320,14 +320,14 @@ class Scene:
             end(self)
 
     def resumed(self, change: Callable[[], Any] = lambda: None, **options: Any) -> None:
-        """Two epochs, each in a session of its own, with a change in between."""
+        """Two epochs, each in a session of its own with the same `loss`, and a change in between."""
         saved = None
         for session in range(2):
             if session:
                 change()
             with self.recorded(resume_at=saved, **options) as recorder:
                 for x, y in self.batches(1):
-                    self.step(x, y)
+                    self.step(x, y, options.get("loss", ce))
                 saved = recorder.state_dict()
 
     def gradients(self, x: Any, y: Any) -> list[torch.Tensor]:

@@ -247,6 +247,18 @@ def train_on_views(s, average):
             s.optimizer.step()
 
 
+def under_autocast(s, data=None, model=None, **options):
+    """Forward passes in bfloat16, losses in float32."""
+    s.make(data, model, **options)
+    with s.recorded(autocast=True):
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = s.model(x)
+            s.backward(outputs.float(), y)
+            s.optimizer.step()
+
+
 def train_ahead(s):
     """Another thread loads batches."""
     waiting = queue.Queue(2)

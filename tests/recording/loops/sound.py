@@ -459,6 +459,13 @@ def resumed(s, model, opt, data=None):
             }
 
 
+@sound("hooks ghost functorch")
+def resumed_with_dropout_and_augmentation(s):
+    x, y = blobs().tensors
+    data = Items(lambda i: (x[i] + 0.1 * torch.randn(6), y[i]))
+    resumed(s, with_dropout, torch.optim.Adam, data)
+
+
 def with_its_own(generator, change):
     x, y = blobs().tensors
     data = Items(lambda i: (change(data.own, x[i], i), y[i]))

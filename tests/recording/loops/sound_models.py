@@ -25,6 +25,7 @@ from recording.loops.parts import (
     pictures,
     token_losses,
     trainable,
+    under_autocast,
     with_dropout,
 )
 
@@ -173,6 +174,11 @@ def autocast_of_forward_and_loss(s):
 @sound("hooks functorch")
 def autocast_of_the_forward_alone(s):
     autocast(s, around_loss=False)
+
+
+@sound("hooks ghost functorch")
+def padded_texts_under_autocast(s):
+    under_autocast(s, Texts(), Bag(), collate=padded)
 
 
 def of_type(kind):

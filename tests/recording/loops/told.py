@@ -420,6 +420,19 @@ def momentum_forgotten_each_epoch(s):
     s.train(opt=own, epoch=lambda s, epoch: s.inner.state.clear())
 
 
+@told("update", "hooks ghost")
+def momentum_forgotten_when_resumed(s):
+    s.make(opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    s.resumed(lambda: s.inner.state.clear())
+
+
+@told("contribution", "hooks ghost", rare=True)
+def loss_changed_by_plan_when_resumed(s):
+    weight = [1.0]
+    s.make()
+    s.resumed(lambda: weight.append(0.5), loss=lambda out, y: weight[-1] * ce(out, y))
+
+
 @told("batch", "hooks ghost", rare=True)
 def augmentation_stronger_by_the_epoch(s):
     (x, y), strength = blobs().tensors, [0.1]
