@@ -15,8 +15,8 @@ from indpriv.errors import InputError, PrivacyWarning
 def check_number(name: str, value: Any, interval: str, advice: str = "") -> float:
     """Return a number, no text and no flag, in an interval as "(0, 1]", or raise InputError."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    real = real and abs(value) <= sys.float_info.max  # a whole number may be larger
-    if not (real and _inside(value, interval)):
+    too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    if not real or too_large or not _inside(value, interval):
         raise InputError(f"{name}={value!r} is not in {interval}{advice and '; '}{advice}")
     return float(value)
 
