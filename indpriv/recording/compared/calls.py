@@ -309,6 +309,7 @@ class Call:
     twin: Any = None
     random_state: Any = None
     precision: Any = None
+    in_float32: bool = False  # the loss takes outputs so, that are in half precision
 
     def came_out(self, outputs: Any, second_pass: Callable[[], bool]) -> Any:
         """Outputs as the loop gets them: aliases, whose gradients are those of the loss alone."""
@@ -356,7 +357,7 @@ class Call:
     @property
     def in_float64(self) -> "Call":
         """The same pass, as it would be."""
-        fed, twin = batches.in_float64(self.arguments), self.new_twin().double()
+        fed, twin = batches.as_real(self.arguments), self.new_twin().double()
         return replace(self, arguments=fed, twin=twin, precision=nullcontext)
 
     def new_twin(self) -> nn.Module:
@@ -399,7 +400,7 @@ class LossComparison:
         clip: (size,) factors by which ghost mode weights its second backward.
         """
         outputs = tensors_of(call.outputs)
-        _, wanted = output_gradients(self.loss_fn, call.outputs, call.targets)
+        _, wanted = output_gradients(self.loss_fn, call.outputs, call.targets, call.in_float32)
         # A loss of the model's own, which Trainer scales in place.
         inside = not call.gradients or any(outputs[k].ndim == 0 for k in call.gradients)
         found = call.inside if inside else call.gradients
@@ -420,6 +421,9 @@ class LossComparison:
                 rows = torch.stack([k * e for k, e in zip(each, expected, strict=True)])
                 if expected.ndim > 2 and relative(actual, rows) <= tolerance:  # of tokens
                     return "tokens", {"least": min(each), "most": max(each)}
+                if actual.dtype in batches.HALF and not call.in_float32:
+                    call.in_float32 = True  # as under autocast, or of outputs.float()
+                    return self.case(call, size, is_mean, clip)
                 return "differ", {"error": error}
             if bool(expected.any()):
                 least, most = self.factors or (factor, factor)
@@ -435,7 +439,7 @@ class LossComparison:
 
 
 def output_gradients(
-    loss_fn: LossFn, outputs: Any, targets: Any
+    loss_fn: LossFn, outputs: Any, targets: Any, in_float32: bool = False
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Losses, and gradients of their sum at these outputs, by number of the tensor."""
     leaves = [
@@ -444,7 +448,7 @@ def output_gradients(
     following = iter(leaves)
     alike = map_tensors(outputs, lambda _: next(following))
     with torch.enable_grad():
-        losses = loss_fn(alike, targets)
+        losses = loss_fn(batches.as_real(alike, torch.float32) if in_float32 else alike, targets)
         floats = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
         given = torch.autograd.grad(losses.sum(), [leaves[k] for k in floats], allow_unused=True)
     found = {k: grad for k, grad in zip(floats, given, strict=True) if grad is not None}

@@ -417,9 +417,9 @@ class Replay:
 
     def _losses(self, twin: nn.Module, one: Call, fed: Any) -> Tensor:
         with torch.enable_grad():
-            return batches.check_losses(
-                fresh(self.loss_fn)(one.again(fed[0], twin), fed[1]), fed[1]
-            )
+            outputs, targets = one.again(fed[0], twin), fed[1]
+            outputs = batches.as_real(outputs, torch.float32) if one.in_float32 else outputs
+            return batches.check_losses(fresh(self.loss_fn)(outputs, targets), targets)
 
     def _taken(self, twin: nn.Module, loss: Tensor, *, retain: bool = False) -> list[Tensor]:
         """The gradient of a loss, which leaves none in the twin."""

@@ -62,11 +62,6 @@ class Batch:
         """The device that the targets are on."""
         return first_tensor(self.targets).device
 
-    @property
-    def in_float64(self) -> "Batch":
-        """The same with real numbers in float64."""
-        return Batch(*in_float64((self.inputs, self.targets)))
-
     def rows(self, start: int, stop: int) -> "Batch":
         """Examples start to stop - 1."""
         return Batch(*rows_of((self.inputs, self.targets), start, stop))
@@ -103,9 +98,9 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return torch.utils._pytree.tree_map(of_leaf, value)
 
 
-def in_float64(value: Any) -> Any:
-    """The same containers with real numbers in float64."""
-    return map_tensors(value, lambda t: t.double() if t.is_floating_point() else t)
+def as_real(value: Any, kind: torch.dtype = torch.float64) -> Any:
+    """The same containers with real numbers of this type."""
+    return map_tensors(value, lambda t: t.to(kind) if t.is_floating_point() else t)
 
 
 def rows_of(value: Any, start: int, stop: int) -> Any:
@@ -208,7 +203,7 @@ def precise_losses(loss_fn: LossFn, outputs: Any, targets: Any) -> Tensor:
     in float64 from 37 on. Attacks rank examples by such losses.
     """
     try:
-        losses = loss_fn(in_float64(outputs), targets)
+        losses = loss_fn(as_real(outputs), targets)
     except (RuntimeError, TypeError):  # weights of another type, a device without float64
         losses = loss_fn(outputs, targets)
     return check_losses(losses, targets).double()

@@ -354,8 +354,8 @@ class NormPass:
             self._exact[self.backend] = None
             with suppress(*FAULTS):
                 if self._model.compute_dtype is torch.float32:
-                    made, fed = self._model.shadow().double(), batch.in_float64
-                    of_batch = self._model.loss_fn, fed.inputs, fed.targets
+                    made = self._model.shadow().double()
+                    of_batch = self._model.loss_fn, *batches.as_real((batch.inputs, batch.targets))
                     one = NormPass(made, *of_batch, backend=self.backend)
                     self._exact[self.backend] = one
         return self._exact[self.backend]
