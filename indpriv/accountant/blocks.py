@@ -282,11 +282,11 @@ def in_blocks(
     if first_row is not None:
         parts = [[(int(first_row[one]), int(first_row[next_])) for one, next_ in p] for p in parts]
     work_on = partial(_work_on, work)
-    if isinstance(workers, RayPool):
-        n_shares = -(-_SHARES * workers.n_tasks // max(1, len(parts)))
-        shares: Any = workers.in_order(work_on, _shares(workers.sent(log.part), parts, n_shares))
+    if isinstance(workers, int | float | str | None):  # it is checked there
+        shares: Any = in_order(work_on, _shares(log.part, parts), workers)
     else:
-        shares = in_order(work_on, _shares(log.part, parts), workers)
+        n_shares = -(-_SHARES * workers.n_tasks // max(1, len(parts)))
+        shares = workers.in_order(work_on, _shares(workers.sent(log.part), parts, n_shares))
     with closing(shares):  # nothing runs on if progress or the caller stops it
         results = (result for share in shares for result in share)
         for end, result in zip(done, results, strict=True):
