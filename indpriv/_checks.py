@@ -41,8 +41,8 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def check_positive_int(name: str, value: int, *, minimum: int = 1, maximum: int = 1 << 62) -> int:
-    """Return value as an int from minimum to maximum, which arrays hold, or raise InputError."""
+def check_positive_int(name: str, value: int, *, minimum: int = 1, maximum: int = 2**64 - 1) -> int:
+    """Return value as an int from minimum to maximum (64 bits, as seeds), or raise InputError."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not (whole and minimum <= value <= maximum):
         most = f", at most {maximum:,}" if whole and value > maximum else ""

@@ -29,6 +29,7 @@ from indpriv.recording.random_states import (
     draw_from_each,
     has_drawn,
     kept_random_state,
+    noted,
     random_state,
     set_random_state,
 )
@@ -209,12 +210,13 @@ class Replay:
         outputs, buffers = [], []
         for arguments in (mine, others):
             twin = one.new_twin()
+            noted(twin, [vars(module) for module in twin.modules()])
             with torch.enable_grad():  # as in training
-                one.again(arguments, twin)
+                with kept_random_state():  # by generators of its own, it draws the same afterwards
+                    one.again(arguments, twin)
                 buffers.append({name: b.clone() for name, b in twin.named_buffers()})
                 outputs.append(tensors_of(one.again(mine, twin)))
-        moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
-        if moved:
+        if moved := [name for name, b in buffers[0].items() if relative(buffers[1][name], b)]:
             self.findings.add("replay", "buffer", name=moved[0])
         elif _differ(*outputs):
             self.findings.add("replay", "keeps_examples")
@@ -302,10 +304,8 @@ class Replay:
             # Another batch size rounds otherwise (a ReLU near 0 opens); half precision hides much.
             with suppress(Exception):  # a model need not take float64
                 alone, among, _ = taken(one.in_float64)
-                exact, precise = (
-                    max(map(off, among, alone)),
-                    self._is_half and not held[-1].saw_half,
-                )
+                exact = max(map(off, among, alone))
+                precise = self._is_half and not held[-1].saw_half
                 error, limit = (exact, _ALONE) if precise else (min(error, exact), limit)
         if error <= limit:
             return self.findings.add("alone")
