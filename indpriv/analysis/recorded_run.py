@@ -30,21 +30,13 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, open_examples
 from indpriv.norm_log import run_files
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
+from indpriv.norm_log.run_files import ACCOUNT
 from indpriv.norm_log.verify import verify
 
 T = TypeVar("T")
 MOST_ATTACKED = 1 << 19  # of each split, where not all are
 _TOLERANCE = 0.01  # of a probability; losses were computed in the precision of training
-# Arguments of `indpriv.account` that run.json may have, and where else than under "account".
-_ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
-    "delta": (("delta",), ("training", "delta")),
-    "participation": (("participation",), ("config", "audit", "participation")),
-    "neighbouring": (("config", "audit", "neighbouring"),),
-    "accountant": (),
-    "conversion": (),
-    "between_records": (),
-}
-# The same of other texts and lists of texts.
+# Other texts and lists of texts that run.json may have, and where else.
 _SAID: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("name", "released", "tuning", "trust_model", "code_commit"), ()),
     "groups": (("config", "audit", "groups"),),
@@ -75,15 +67,14 @@ class Declared:
         content = {key: value for key, value in content.items() if key != "recorder"}
         object.__setattr__(self, "content", content)
         # Earlier versions took a tolerance, which no account needs now
-        if wrong := sorted((content.get("account") or {}).keys() - {*_ACCOUNT, "tolerance"}):
-            known = ", ".join(_ACCOUNT)
-            raise refused("refusal.run_json", "account_key", key=wrong[0], known=known)
+        if wrong := sorted((content.get("account") or {}).keys() - {*ACCOUNT, "tolerance"}):
+            raise refused("refusal.run_json", "account_key", key=wrong[0], known=", ".join(ACCOUNT))
         _ = self.account  # is read now, as it may be wrong
 
     @cached_property
     def account(self) -> Mapping[str, Any]:
         """All that is declared of the account, by the arguments of `indpriv.account`."""
-        every = {key: first_at(self.content, ("account", key), *at) for key, at in _ACCOUNT.items()}
+        every = {key: first_at(self.content, ("account", key), *at) for key, at in ACCOUNT.items()}
         found = {key: value for key, value in every.items() if value not in (None, "")}
         return found | ({"delta": float(found["delta"])} if "delta" in found else {})
 
@@ -94,7 +85,7 @@ class Declared:
         return {str(key): str(value) for key, value in said.items()}
 
     def __getattr__(self, key: str) -> Any:
-        if key in _ACCOUNT:
+        if key in ACCOUNT:
             return self.account.get(key)
         if key not in _SAID:
             raise AttributeError(f"run.json declares no {key!r}")

@@ -22,7 +22,7 @@ from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
-from indpriv.norm_log.run_files import read_run_json
+from indpriv.norm_log.run_files import ACCOUNT, read_run_json
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
 # Statistics of individual epsilons: sensitive.
@@ -202,7 +202,6 @@ def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, Ope
     if not recorder.state_dict()["step"]:
         return []
     run = open_run(recorder.run_dir)
-    told = read_run_json(run.run_dir)  # as an audit reads it
-    who = first_at(told, ("account", "participation"), ("participation",))
-    said = {"participation": who, "neighbouring": first_at(told, ("account", "neighbouring"))}
+    told, keys = read_run_json(run.run_dir), ("participation", "neighbouring")  # as an audit does
+    said: Any = {key: first_at(told, ("account", key), *ACCOUNT[key]) for key in keys}
     return [(account(run.log, delta=delta, **said), run)] if run.total_steps else []

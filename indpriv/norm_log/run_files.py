@@ -101,6 +101,15 @@ _OneOrEach = Annotated[Any, AfterValidator(_each_a_number)]
 _AllSteps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
 
 _AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list[Text]: "groups?"})
+# Arguments of `indpriv.account` that run.json may have, and where else than under "account".
+ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
+    "delta": (("delta",), ("training", "delta")),
+    "participation": (("participation",), ("config", "audit", "participation")),
+    "neighbouring": (("config", "audit", "neighbouring"),),
+    "accountant": (),
+    "conversion": (),
+    "between_records": (),
+}
 _ACCOUNT_WORDS = "participation? neighbouring? accountant? conversion? between_records?"
 _RUN_JSON = table(
     {

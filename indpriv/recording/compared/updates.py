@@ -191,7 +191,8 @@ class Settings:
         """last: those of the last step of the session before, if known."""
         self._optimizer, self.last = run.optimizer, last
         self._places = {id(p): place for place, p in enumerate(run.module.parameters())}
-        self._described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
+        described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
+        self._model = hashlib.sha256(described.encode()).hexdigest()
         self._released: Any = None  # clipping norm that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
@@ -227,13 +228,13 @@ class Settings:
     def _now(self, setting: StepSetting) -> dict[str, Any]:
         own, groups = self._optimizer, self._optimizer.param_groups
         held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _NUMBERS)}
-        held |= vars(setting) | {"optimizer": type(own.original_optimizer).__name__}
+        held |= vars(setting) | {"model": self._model}
+        held["class of the optimizer"] = type(own.original_optimizer).__name__
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
         places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
-        for name, said in {"model": self._described, "parameter groups": repr(places)}.items():
-            now[name] = [hashlib.sha256(said.encode()).hexdigest()]
+        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
         return now
 
     def moved_later(self, setting: StepSetting) -> list[str]:
