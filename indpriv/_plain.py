@@ -11,7 +11,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
 import numpy as np
@@ -88,20 +88,25 @@ class Columns:
         }
         return pd.DataFrame(made, range(n))
 
-    def __get_pydantic_core_schema__(self, _kind: Any, handler: GetCoreSchemaHandler) -> Any:
-        row: Any = _object(self.name, self.kinds, self.text, self.optional)
-        rows = handler.generate_schema(list[row])
-        return core_schema.no_info_after_validator_function(self._of_rows, rows)
+    def of_rows(self, rows: Iterable[Mapping[Any, Any]] = ()) -> pd.DataFrame:
+        """A frame of these rows; what a row lacks is unknown."""
+        rows = list(rows)
+        return self.frame({name: [row.get(name) for row in rows] for name in self.kinds}, len(rows))
 
-    def _of_rows(self, rows: list[dict[str, Any]]) -> pd.DataFrame:
-        values = {name: [row.get(name) for row in rows] for name in self.kinds}
+    def __get_pydantic_core_schema__(self, _kind: Any, handler: GetCoreSchemaHandler) -> Any:
+        row: Any = keyed(self.name, self.kinds, self.text, self.optional)
+        rows = handler.generate_schema(list[row])
+        return core_schema.no_info_after_validator_function(self._read, rows)
+
+    def _read(self, rows: list[dict[str, Any]]) -> pd.DataFrame:
         try:
-            return self.frame(values, len(rows))
+            return self.of_rows(rows)
         except (OverflowError, TypeError) as error:  # kinds are right, numbers too large
             raise ValueError("its whole numbers should have 64 bits") from error
 
 
-def _object(name: str, kinds: Kinds, text: str = "", optional: Collection[str] = ()) -> Any:
+def keyed(name: str, kinds: Kinds, text: str = "", optional: Collection[str] = ()) -> Any:
+    """The kind of an object of JSON with values by key."""
     fields = {key: Annotated[kind, Field(description=what)] for key, (kind, what) in kinds.items()}
     given = {key: NotRequired[kind] if key in optional else kind for key, kind in fields.items()}
     found = TypedDict(name, given)  # type: ignore[misc]
@@ -221,23 +226,6 @@ def from_json(kind: type[T], content: object, where: str = "audit.json") -> T:
     except ValidationError as error:
         raise InputError(_reading.first_wrong(error, where, "make the audit again")) from error
     return value
-
-
-def read_fields(
-    kinds: Kinds,
-    content: Mapping[str, Any],
-    where: str = "audit.json",
-    optional: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Read values by key, where each key has a kind and a meaning; errors as in `from_json`."""
-    found: dict[str, Any] = from_json(document(tuple(kinds.items()), optional), content, where)
-    return found
-
-
-@functools.cache
-def document(kinds: tuple[tuple[str, tuple[Any, str]], ...], optional: tuple[str, ...]) -> Any:
-    """The kind of a document with values by key; for keys see `read_fields`."""
-    return _object("Top", dict(kinds), optional=optional)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from indpriv.norm_log.writer import LogHeader, NormLogWriter
 def discriminate(members: Any, others: Any, **options: Any) -> pd.DataFrame:
     """Value, low and high by rate of an attack with these scores; empty without one side."""
     rows = rates.separation(members, others, **options)
-    return summary.table(summary.RATES, rows).set_index("rate")[["value", "low", "high"]]
+    return summary.RATES.of_rows(rows).set_index("rate")[["value", "low", "high"]]
 
 
 def epsilon_table(

@@ -42,8 +42,8 @@ def audit_schema() -> dict[str, Any]:
 
 
 def fields_schema(kinds: _plain.Kinds, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON Schema of what `read_fields` reads, described by the docstrings of its classes."""
-    kind: Any = _plain.document(tuple(kinds.items()), optional)
+    """The JSON Schema of an object with these keys, described by the docstrings of its classes."""
+    kind = _plain.keyed("Top", kinds, optional=optional)
     return TypeAdapter(kind).json_schema(schema_generator=_Schema, mode="validation")
 
 

@@ -98,9 +98,7 @@ def _by_group(
         found[f"accuracy_{name}"] = correct.groupby(np.asarray(own)).mean()
     found["name"] = np.array(names, object)[found.index]
     worst = (found["mean_first"] - found["mean_second"]).argsort(kind="stable")
-    return CHANGES.frame(
-        {str(of): one.tolist() for of, one in found.iloc[worst].items()}, len(found)
-    )
+    return CHANGES.of_rows(found.iloc[worst].to_dict("records"))
 
 
 def _same_examples(

@@ -222,7 +222,7 @@ def sensitivity(run: AuditedRun) -> pd.DataFrame:
     """
     method = other_accounts(run)
     if method is None or run.log.filtered is not None:
-        return summary.table(summary.SENSITIVITY)  # a filter's account is its cap under any choice
+        return summary.SENSITIVITY.of_rows()  # a filter's account is its cap under any choice
     log, table = _compared(run.log, run.epsilons, MOST_COMPARED)
     finest, n = log.levels.rounding, log.n_records
     carried = n < log.total_steps and not log.individually_clipped
@@ -247,7 +247,7 @@ def sensitivity(run: AuditedRun) -> pd.DataFrame:
         then = table_for(log_then, method_then)
         found.append(sensitivity_to(choice, here, instead, table, then))
         run.tell(CHOOSING, number, len(cases))
-    return summary.table(summary.SENSITIVITY, found)
+    return summary.SENSITIVITY.of_rows(found)
 
 
 def _compared(log: NormLog, epsilons: EpsilonTable, most: int) -> tuple[NormLog, EpsilonTable]:

@@ -78,14 +78,6 @@ _ONE = {
 Columns("Achieved", "What one attack achieves: see `rates.achieved`.", {**TRIED.kinds, **_ONE})
 
 
-def table(columns: Columns, rows: Iterable[Mapping[str, Any]] = ()) -> pd.DataFrame:
-    """A frame of these rows; what a row lacks is unknown."""
-    rows = list(rows)
-    return columns.frame(
-        {name: [row.get(name) for row in rows] for name in columns.kinds}, len(rows)
-    )
-
-
 def record(key: str, *bases: type) -> Any:
     """The dataclass of a record; bases: what it can do beside holding its columns."""
     about = _TABLES["records"][key]
@@ -161,6 +153,12 @@ def keys() -> Mapping[str, tuple[Any, str]]:
     return {key: kind for finding in findings() for key, kind in finding.keys.items()}
 
 
+@cache
+def document() -> Any:
+    """The kind of audit.json, without what every one says alike."""
+    return _plain.keyed("Top", keys(), optional=LATER)
+
+
 def column_at(path: str) -> _plain.Column:
     """The column of a figure, e.g. "individual.median"; private, unless it or its class is not."""
     first, *names = path.split(".")
@@ -207,7 +205,7 @@ class Audit:
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
             raise refused("refusal.compared", "schema", version=version, known=SCHEMA_VERSION)
-        return cls(**_plain.read_fields(keys(), content, optional=LATER))
+        return cls(**_plain.from_json(document(), content))
 
 
 def alarms_of(audit: Audit) -> list[str]:

@@ -17,7 +17,7 @@ from indpriv.analysis.attacks.canaries import (
 from indpriv.analysis.attacks.rates import exceeds
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.reconstruction import reconstruction_of
-from indpriv.analysis.summary import BINS, TRIED, findings, nothing, table
+from indpriv.analysis.summary import BINS, TRIED, findings, nothing
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import judge
 from indpriv.cli import run as run_command
@@ -130,7 +130,7 @@ def above_the_worst_case(model="dp"):
     row |= dict.fromkeys(("sees", "source", "caveat"), "") | {"n_others": 200}
     row |= {"adversary": scores.adversary}
     above = model == "dp" and exceeds(scores, (0.1, 1e-5), tests=1)
-    return {"attacks": table(TRIED, [row | {"above_worst_case": above}])}
+    return {"attacks": TRIED.of_rows([row | {"above_worst_case": above}])}
 
 
 def bin_above_the_worst_case(above_worst_case=True):
@@ -143,7 +143,7 @@ def bin_above_the_worst_case(above_worst_case=True):
     }
     row |= {"n_members": 9, "n_others": 9, "tpr": 1.0, "fpr": 0.0, "reference": 0.1}
     row |= {"above_reference": True, "above_worst_case": above_worst_case}
-    return {"attack_by_epsilon": table(BINS, [row])}
+    return {"attack_by_epsilon": BINS.of_rows([row])}
 
 
 def attribute_above_the_ceiling():

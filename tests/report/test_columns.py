@@ -17,7 +17,7 @@ from indpriv.analysis.attacks.rates import achieved, parts
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics import Interval
-from indpriv.analysis.summary import FIXED, RATES, column_at, keys, table
+from indpriv.analysis.summary import FIXED, RATES, column_at, keys
 from indpriv.audit.gate import LIMITS
 from indpriv.report.page import render_markdown
 from synthetic import epsilon_table
@@ -69,7 +69,7 @@ def test_limits_of_bins_are_rounded_up(name):
 
 def test_a_rate_is_shown_in_the_format_of_its_rate():
     rates = ("auc", "tpr_0.01", "success")
-    found = table(RATES, [{**OF_A_RATE, "rate": rate, "value": 0.2034} for rate in rates])
+    found = RATES.of_rows([{**OF_A_RATE, "rate": rate, "value": 0.2034} for rate in rates])
     assert [shown(row, "value") for row in parts(found)["p"].values()] == [
         "0.203",
         "20.34 %",
@@ -149,7 +149,7 @@ def test_values_of_any_class_are_shown(tmp_path):
 def test_what_a_study_of_models_found_is_shown():
     ends = {"low": 0.1, "high": 0.3}
     rates = [{**OF_A_RATE, **ends, "rate": one, "value": 0.2} for one in RATES.each[1]]
-    shown_ = render_markdown("study", rows=achieved(table(RATES, rates)))
+    shown_ = render_markdown("study", rows=achieved(RATES.of_rows(rates)))
     assert "| 0.200 |" in shown_
     assert "10.00 to 30.00 %" in shown_
 

@@ -22,7 +22,7 @@ from indpriv.analysis.attacks import membership, rates
 from indpriv.analysis.guarantee import Ceilings, mu_of
 from indpriv.analysis.recorded_run import AuditedRun
 from indpriv.analysis.statistics import CONFIDENCE, clopper_pearson
-from indpriv.analysis.summary import ATTRIBUTES, Audit, Finding, table
+from indpriv.analysis.summary import ATTRIBUTES, Audit, Finding
 from indpriv.attacks import Material
 from indpriv.attacks.attributes import GUESSERS, AttributeKnowledge, guesses
 from indpriv.epsilon_table import EpsilonTable
@@ -75,7 +75,7 @@ def measure_attribute(
             own = np.minimum(2 * ndtr(mu[inside] / 2) - 1, 1.0 if ceiling is None else ceiling)
             row["individual_ceiling"] = float(own.mean())
         rows.append(about | {"by": by, "name": name} | row)
-    return table(ATTRIBUTES, rows)
+    return ATTRIBUTES.of_rows(rows)
 
 
 def _advantage(
@@ -128,7 +128,7 @@ def attribute_attacks(
             options["ceiling"] = None if ceilings is None else ceilings.advantage
         options |= {"model": model, "groups": groups, "tests": len(tasks)}
         found.append(measure_attribute(known, guesser, **options))
-    return pd.concat(found, ignore_index=True) if found else table(ATTRIBUTES)
+    return pd.concat(found, ignore_index=True) if found else ATTRIBUTES.of_rows()
 
 
 def _epsilons(

@@ -118,7 +118,7 @@ def measure_attack(
             epsilon = least(values, member, delta)
             bounds[bound] = Bound(epsilon, ceiling, statistics.CONFIDENCE, tried)
     method = text("sentence.canaries", "fair_coins" if fair else "balanced")
-    table = summary.table(summary.RATES, rows)
+    table = summary.RATES.of_rows(rows)
     roc = rates.roc(scores)
     return AttackMeasures(scores.method, method, delta, seed, table, bounds, group_bounds, roc)
 

@@ -102,7 +102,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
 
 def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: int) -> Audit:
     """Every attack over all examples, those on the audited model first, the largest AUC first."""
-    rows, frames, tests = [], [summary.table(summary.RATES)], len(scored)
+    rows, frames, tests = [], [summary.RATES.of_rows()], len(scored)
     for each in scored:
         attack, scores, ours = each.attack, each.scores, each.model == "dp"
         found = rates.rates_of(scores, attack=attack.name, model=each.model, tests=tests)
@@ -121,7 +121,7 @@ def tried(scored: Sequence[ScoredAttack], guarantee: tuple[float, float], seed: 
     every = pd.concat(frames[bool(scored) :], ignore_index=True)
     losses = {each.model: each.material.losses for each in scored}
     models = [fitted_model(model, one) for model, one in losses.items() if one is not None]
-    attacks = summary.table(summary.TRIED, in_order)
+    attacks = summary.TRIED.of_rows(in_order)
     return Audit(rates=every, attacks=attacks, fitted=tuple(models), attack_seed=seed)
 
 
@@ -357,7 +357,7 @@ def attack_by_epsilon(
         if count != found:
             raise refused("refusal.compared", "scores", n=found, side=side, count=count)
     if min(len(mine), len(others)) < _LEAST:
-        return summary.table(summary.BINS)
+        return summary.BINS.of_rows()
     order, half = np.random.default_rng(seed).permutation(len(others)), len(others) // 2
     choosing, reporting = np.sort(others[order[:half]])[::-1], order[half:]  # the largest first
     edges = epsilon_edges(members)
@@ -389,7 +389,7 @@ def attack_by_epsilon(
                 row[f"{prefix}reference"] = min(1.0, allowed)
         row |= {"tpr": hits / own, **vars(clopper_pearson(hits, own))} if own else {}
         rows.append(row | ({"fpr": false / of_others} if of_others else {}))
-    return summary.table(summary.BINS, rows)
+    return summary.BINS.of_rows(rows)
 
 
 def epsilon_edges(members: EpsilonTable, bins: int = _BINS) -> list[float]:

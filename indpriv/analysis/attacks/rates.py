@@ -18,7 +18,7 @@ from indpriv._types import FloatArray, IntArray
 from indpriv.analysis import statistics
 from indpriv.analysis.attacks.lower_bound import rates_bound
 from indpriv.analysis.statistics import generator_of
-from indpriv.analysis.summary import RATES, record, table
+from indpriv.analysis.summary import RATES, record
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -108,7 +108,7 @@ def rates_of(
         member, values = scores.member[index], scores.scores[index]
         key = {"attack": attack or scores.method, "model": model, "by": by, "part": name}
         rows += [key | row for row in separation(values[member], values[~member], tests=tests)]
-    return table(RATES, rows)
+    return RATES.of_rows(rows)
 
 
 def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
@@ -129,7 +129,7 @@ def accused(scores: AttackScores, *, attack: str, by: str) -> pd.DataFrame:
             if rate == "accused" and len(side):
                 row |= vars(statistics.clopper_pearson(int(side.sum()), len(side)))
             rows.append(row)
-    return table(RATES, rows)
+    return RATES.of_rows(rows)
 
 
 def rates_on_updates(scores: AttackScores) -> pd.DataFrame:
@@ -183,7 +183,7 @@ def rates_over_models(
             else {}
         )
         rows.append(row)
-    return table(RATES, rows)
+    return RATES.of_rows(rows)
 
 
 def _of_model(scores: AttackScores) -> FloatArray:
@@ -401,7 +401,7 @@ def threshold_attack(
         rows.append(row | exact)
         halves[name] = pair
         readable |= {name: (right, n - right)} if n >= MIN_TRIALS else {}
-    found, exposed = table(RATES, rows), next((one for one in by_epsilon if one in readable), None)
+    found, exposed = RATES.of_rows(rows), next((one for one in by_epsilon if one in readable), None)
     if not by or exposed is None or len(readable) < 2:
         return found, None
     counts = {True: [0, 0], False: [0, 0]}  # right and wrong guesses on the exposed, and the rest
