@@ -16,13 +16,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from indpriv._formatting import (
-    format_delta,
-    format_epsilon,
-    format_number,
-    format_share,
-    format_share_up,
-)
+from indpriv import _formatting
 from indpriv._types import OneOf
 from indpriv.errors import EvidenceError, InputError
 
@@ -49,12 +43,12 @@ _KINDS = ("check", "line", "disclosure", ASSUMPTION, READING, SCOPE, *SEVERITIES
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)  # of what a check may miss
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "delta": format_delta,
-    "epsilon": format_epsilon,
-    "number": format_number,
+    "delta": _formatting.format_delta,
+    "epsilon": _formatting.format_epsilon,
+    "number": _formatting.format_number,
     "percent": lambda share: f"{100 * share:.2g} %",
-    "share": format_share,
-    "share_up": format_share_up,
+    "share": _formatting.format_share,
+    "share_up": _formatting.format_share_up,
     "up": lambda value: f"{float(_TWO_DIGITS_UP.create_decimal(value * (1 - 1e-9))):g}",
     "words": lambda name: str(name).replace("_", " "),
 }

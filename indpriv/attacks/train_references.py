@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv import attack_signals
 from indpriv._checks import check_positive_int
 from indpriv._columns import to_floats
 from indpriv._facts import refused
@@ -30,18 +31,7 @@ from indpriv._types import (
     StageProgress,
     silent,
 )
-from indpriv.attack_signals import (
-    CONFIDENCE,
-    SERIES,
-    AttackSignals,
-    add_model,
-    from_losses,
-    is_signals,
-    new_folder,
-    open_signals,
-    plain_ids,
-    read_folder,
-)
+from indpriv.attack_signals import CONFIDENCE, SERIES, AttackSignals
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
@@ -103,10 +93,10 @@ def pool_of_run(examples: ExampleTable, fingerprint: str = "", **more: FloatArra
     return Pool(
         n,
         np.arange(n),
-        plain_ids(ids),
+        attack_signals.plain_ids(ids),
         share=len(train) / n,
         fingerprint=fingerprint,
-        audited=({CONFIDENCE: from_losses(to_floats(losses)), **more}, member),
+        audited=({CONFIDENCE: attack_signals.from_losses(to_floats(losses)), **more}, member),
     )
 
 
@@ -130,16 +120,16 @@ def study_pool(
     wanted = check_positive_int("targets", n_examples // 2 if targets is None else targets)
     if wanted > n_examples // 2:
         raise refused("refusal.signals", "targets", wanted=wanted, n_examples=n_examples)
-    units = np.arange(n_examples) if unit_ids is None else plain_ids(unit_ids)
-    ids = np.arange(n_examples) if example_ids is None else plain_ids(example_ids)
+    units = np.arange(n_examples) if unit_ids is None else attack_signals.plain_ids(unit_ids)
+    ids = np.arange(n_examples) if example_ids is None else attack_signals.plain_ids(example_ids)
     codes, names = pd.factorize(units)
     order = np.random.default_rng(seed).permutation(len(names))
     held = np.cumsum(np.bincount(codes)[order])
     chosen = np.zeros(len(names), dtype=bool)
     chosen[order[: int(np.searchsorted(held, wanted)) + 1]] = True
     positions = np.flatnonzero(chosen[codes])
-    if output is not None and is_signals(output):
-        earlier = read_folder(Path(output))[1]["example_ids"]
+    if output is not None and attack_signals.is_signals(output):
+        earlier = attack_signals.read_folder(Path(output))[1]["example_ids"]
         positions = np.flatnonzero(np.isin(ids, earlier))
     return Pool(
         n_examples,
@@ -192,17 +182,19 @@ def train_references(
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
     path, report = Path(output), progress or silent
     named_by_person(path)
-    if not is_signals(path):
+    if not attack_signals.is_signals(path):
         facts: dict[str, Any] = {"audited": None if pool.audited is None else 0, "coins": True}
         facts |= {"share": pool.share, "fingerprint": pool.fingerprint}
-        new_folder(path, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings)
+        attack_signals.new_folder(
+            path, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings
+        )
     with ExitStack() as stack:
         stack.enter_context(closing(OneWriter(path)))  # one process adds models at a time
         rows = _models_of(path, pool, dict(settings or {}))
         if pool.audited is not None and not rows:
-            add_model(path, _named(pool.audited[0]), pool.audited[1])
+            attack_signals.add_model(path, _named(pool.audited[0]), pool.audited[1])
             rows = 1
-        before = open_signals(path)[CONFIDENCE].signal[-1] if rows else None
+        before = attack_signals.open_signals(path)[CONFIDENCE].signal[-1] if rows else None
         done = rows - (pool.audited is not None)
         report(TRAINING, done, n_models)
         numbers, train = range(done, n_models), partial(_train_one, train_fn, signal_fn, pool, seed)
@@ -214,7 +206,7 @@ def train_references(
             own = signals[CONFIDENCE]
             if before is not None and np.allclose(before, own, 1e-4, 1e-4, equal_nan=True):
                 raise refused("refusal.signals", "same_model", n=number + 1)
-            add_model(path, signals, member)
+            attack_signals.add_model(path, signals, member)
             report(TRAINING, number + 1, n_models)
             before = own
     return AttackSignals.open(path)
@@ -240,7 +232,7 @@ def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np
 
 def _models_of(path: Path, pool: Pool, settings: Mapping[str, Any]) -> int:
     """Number of models of a series; InputError if it is of other examples or settings."""
-    content, ids = read_folder(path)
+    content, ids = attack_signals.read_folder(path)
     facts, earlier = content["facts"], content["settings"]
     if not (
         np.array_equal(ids["example_ids"], pool.example_ids)
