@@ -15,13 +15,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 
 from indpriv._facts import refused
@@ -377,37 +378,34 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were passed; pass one of them")
     table = EpsilonTable.open(audit_dir / EPSILON).table()
-    by_unit = table.account.rows_per_unit is not None
+    by_unit, details = table.account.rows_per_unit is not None, table.details
     names = [str(item) for item in table.example_ids.tolist()]
-    n, details = len(table), table.details
-    figures = zip(
-        details.get("n_rows", np.ones(n, np.int64)).tolist(),
-        table.epsilon.tolist(),
-        details.get("unit_worst_case", np.full(n, table.worst_case_epsilon)).tolist(),
-        details.get("true_positive_limit", np.ones(n)).tolist(),
-        strict=True,
-    )
-    figures_of = dict(zip(names, figures, strict=True))
     if example is not None and by_unit:
         raise refused("refusal.source", "of_people", example=example)
-    if example is not None and example not in figures_of:
+    if example is not None and example not in names:
         raise InputError(f"--example {example}: the audit has no training example of that id")
     unit_ids = names
     if not by_unit and (audit_dir / EXAMPLES).is_file():
         examples = ExampleTable.from_parquet(audit_dir / EXAMPLES).aligned(table.example_ids)
         unit_ids = [str(item) for item in examples["unit_id"].tolist()]
-    rows_of: dict[str, list[str]] = {}
-    for name, owner in zip(names, unit_ids, strict=True):
-        rows_of.setdefault(owner, []).append(name)
-    if unit is not None and unit not in rows_of:
+    if unit is not None and unit not in unit_ids:
         raise InputError(f"--unit {unit}: the audit has no training example of that unit")
+    rows = pd.DataFrame(
+        {
+            "name": pd.Series(unit_ids, dtype=object),
+            "n_rows": details.get("n_rows", 1),
+            "epsilon": table.epsilon,
+            "worst_case_epsilon": details.get("unit_worst_case", table.worst_case_epsilon),
+            "true_positive_limit": details.get("true_positive_limit", 1.0),
+        }
+    )
     asked = unit if example is None else unit_ids[names.index(example)]
-    chosen = rows_of if asked is None else {asked: rows_of[asked]}
-    for owner, rows in chosen.items():
-        if len(rows) > 1:
-            raise refused("refusal.source", "several_rows", owner=owner, n=len(rows))
-    kind, told = ("unit", chosen) if example is None else ("example", {example: [example]})
-    return [Owner(kind, name, *figures_of[rows[0]]) for name, rows in told.items()]
+    rows = rows if asked is None else rows[rows["name"] == asked]
+    for owner, n in rows["name"].value_counts(sort=False).items():
+        if n > 1:
+            raise refused("refusal.source", "several_rows", owner=owner, n=n)
+    found = [Owner("unit", *row) for row in rows.itertuples(index=False)]
+    return found if example is None else [replace(found[0], kind="example", name=example)]
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
