@@ -265,7 +265,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., AttackScores], Callable[[Any], str | N
     "label_robustness": (references.calibrated, None),
     "several_lira": (references.lira, None),
     "gradient_lira": (references.lira, None),
-    "gradient_norm": (released.norm_scores, None),
+    "gradient_norm": (lambda known: known.scored(-known.norms), None),  # training makes them small
     "gradient_ratio": (released.gradient_scores, released.lacks_for_gradients),
     "input_quantile": (released.input_scores, released.lacks_for_inputs),
     "trajectory_rmia": _RMIA,

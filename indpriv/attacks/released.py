@@ -111,11 +111,6 @@ def released_of_run(run_dir: Path) -> dict[str, ReleasedModel]:
     return found
 
 
-def norm_scores(released: ReleasedModel) -> AttackScores:
-    """Minus the norm of each example's gradient: training makes that of members small."""
-    return released.scored(-released.norms)
-
-
 def gradient_scores(released: ReleasedModel) -> AttackScores:
     """Log-likelihood ratio of each example's membership, as if the model were stationary.
 
