@@ -39,7 +39,7 @@ def another_finding(tmp_path, monkeypatch):
     of_findings = [*registry._TABLES["audit"].items()]
     of_findings.insert(3, ("shortest", own))
     monkeypatch.setitem(registry._TABLES, "audit", dict(of_findings))
-    caches = (registry.findings, registry.keys, registry.finding_of)
+    caches = (registry.findings, registry.keys, registry.finding_of, registry.document)
     for cached in caches:
         cached.cache_clear()
     yield
