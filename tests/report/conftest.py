@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from indpriv.analysis.attacks.rates import ALL, UPDATES, rates_of
-from indpriv.analysis.completeness import Exactness
+from indpriv.analysis.disclosures import Exactness
 from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.recorded_run import Declared
