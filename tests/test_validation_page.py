@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from indpriv._files import read_json
-from indpriv.analysis.attacks.evidence import Evidence
 from reports.validation.figures import rates
 from reports.validation.page import render
 
@@ -50,7 +49,7 @@ def test_rates_are_not_those_within_a_run():
     predicted = pd.DataFrame(
         {"with_example": none, "without_example": none, "separation": none, 2.0: none}
     )
-    evidence = Evidence(scores, member, run, predicted)
+    evidence = predicted.assign(evidence=scores, member=member, run=run)
     found = rates(evidence, scores)
     low, high = found["auc_interval"]["low"], found["auc_interval"]["high"]
     assert low < stats.norm.cdf(np.sqrt(0.5)) < high < 0.9

@@ -14,7 +14,7 @@ from indpriv._types import IntArray
 from indpriv.accountant.account import table_for
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis import recorded_run as recorded_runs
-from indpriv.analysis.attacks import attributes, canaries, evidence, membership
+from indpriv.analysis.attacks import attributes, canaries, membership
 from indpriv.analysis.attacks.rates import rates_over_models
 from indpriv.analysis.recorded_run import RecordedRun
 from indpriv.analysis.summary import Audit
@@ -208,14 +208,12 @@ def white_box_of_run(run_dir: Path) -> tuple[attack_scores.AttackScores, pd.Data
     return scores, pd.concat(parts)
 
 
-def evidence_of_runs(run_dirs: Sequence[Path]) -> evidence.Evidence:
-    """Evidence of the white-box attacks on several runs, beside what their logs predict."""
-    scores, predicted = zip(*map(white_box_of_run, map(Path, run_dirs)), strict=True)
-    return evidence.Evidence(
-        np.concatenate([one.scores for one in scores]),
-        np.concatenate([one.member for one in scores]),
-        np.repeat(np.arange(len(scores)), [len(one.scores) for one in scores]),
-        pd.concat(predicted),
+def evidence_of_runs(run_dirs: Sequence[Path]) -> pd.DataFrame:
+    """What the white-box attacks on several runs found, for `identities`."""
+    found = enumerate(map(white_box_of_run, map(Path, run_dirs)))
+    return pd.concat(
+        predicted.assign(evidence=scores.scores, member=scores.member, run=number)
+        for number, (scores, predicted) in found
     )
 
 

@@ -12,13 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from indpriv._plain import to_json
-from indpriv.analysis.attacks.evidence import (
-    Evidence,
-    Identity,
-    agree,
-    identities,
-    separation_of,
-)
+from indpriv.analysis.attacks.evidence import Identity, agree, identities, separation_of
 from indpriv.analysis.attacks.rates import FALSE_POSITIVE_RATES, separation
 from indpriv.analysis.statistics import CONFIDENCE
 from indpriv.errors import InputError
@@ -30,7 +24,7 @@ TOLERANCE = 0.05  # of mu: what the design asks for
 POWER = 2.0  # standard errors that must fit into it, or a bin says nothing about it
 
 
-def read_runs(study: Study, folder: Path) -> tuple[Evidence, np.ndarray, np.ndarray]:
+def read_runs(study: Study, folder: Path) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """Evidence of all targets in all runs; their positions; and simulated evidence."""
     targets = StudyData.load(study).targets
     parts, example, simulated = [], [], []
@@ -46,14 +40,9 @@ def read_runs(study: Study, folder: Path) -> tuple[Evidence, np.ndarray, np.ndar
             | {"separation": sum(both)}
             | dict(zip(run["orders"].tolist(), run["renyi"], strict=True))
         ).iloc[rows]
-        parts.append((run["evidence"][rows], run["member"][rows], predicted))
-    evidence = Evidence(
-        np.concatenate([one for one, _, _ in parts]),
-        np.concatenate([member for _, member, _ in parts]),
-        np.repeat(np.arange(study.runs), [len(one) for one, _, _ in parts]),
-        pd.concat([predicted for _, _, predicted in parts]),
-    )
-    return evidence, np.concatenate(example), np.concatenate(simulated)
+        seen = {name: run[name][rows] for name in ("evidence", "member")}
+        parts.append(predicted.assign(**seen, run=number))
+    return pd.concat(parts), np.concatenate(example), np.concatenate(simulated)
 
 
 def true_positives(scores: np.ndarray, member: np.ndarray, rate: float) -> float:
@@ -95,20 +84,21 @@ class Bin:
         return POWER * self.error / self.predicted <= TOLERANCE
 
 
-def bins(evidence: Evidence, simulated: np.ndarray, epsilon: np.ndarray) -> Iterator[Bin]:
+def bins(evidence: pd.DataFrame, simulated: np.ndarray, epsilon: np.ndarray) -> Iterator[Bin]:
     """Bins of about equal size, from small to large epsilon."""
     edges = np.unique(np.quantile(epsilon, np.linspace(0, 1, BINS + 1)))
     number = np.clip(np.searchsorted(edges, epsilon, side="right") - 1, 0, len(edges) - 2)
     for k in range(len(edges) - 1):
         rows = number == k
-        part = evidence.take(rows)
+        part = evidence[rows]
+        scores, member = part["evidence"].to_numpy(), part["member"].to_numpy()
         yield Bin(
             float(epsilon[rows].mean()),
             separation_of(part),
             tuple(
                 (
-                    true_positives(simulated[rows], part.member, rate),
-                    true_positives(part.evidence, part.member, rate),
+                    true_positives(simulated[rows], member, rate),
+                    true_positives(scores, member, rate),
                 )
                 for rate in RATES
             ),
@@ -137,22 +127,23 @@ def figures(study: Study, folder: Path) -> dict[str, Any]:
             for one in bins(evidence, simulated, np.array(epsilons)[example])
         ],
         "rates": {
-            "observed": rates(evidence, evidence.evidence),
+            "observed": rates(evidence, evidence["evidence"].to_numpy()),
             "predicted": rates(evidence, simulated),
         },
     }
 
 
-def rates(evidence: Evidence, scores: np.ndarray) -> dict[str, Any]:
+def rates(evidence: pd.DataFrame, scores: np.ndarray) -> dict[str, Any]:
     """AUC and true-positive rates at thresholds for all runs, with a jackknife over runs.
 
     Members are compared with the others of all runs. Those of the same run alone would not do: their
     scores know the noise that all of a run share, so that ranks within it give memberships away.
     """
-    n_runs = len(np.unique(evidence.run))
-    every = _rates(scores, evidence.member)
-    kept = (evidence.run != number for number in range(n_runs))
-    left_out = np.array([_rates(scores[rows], evidence.member[rows]) for rows in kept])
+    run, member = evidence["run"].to_numpy(), evidence["member"].to_numpy()
+    n_runs = len(np.unique(run))
+    every = _rates(scores, member)
+    kept = (run != number for number in range(n_runs))
+    left_out = np.array([_rates(scores[rows], member[rows]) for rows in kept])
     error = np.sqrt((n_runs - 1) * left_out.var(axis=0))
     width = stats.t.ppf((1 + CONFIDENCE) / 2, n_runs - 1) * error
     auc, *spans = [

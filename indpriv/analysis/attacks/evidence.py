@@ -14,57 +14,21 @@ independent runs, never of examples.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from indpriv._facts import refused
 from indpriv._types import BoolArray, FloatArray, IntArray
 from indpriv.analysis.summary import record
 from indpriv.errors import InputError
 
 SIGNIFICANCE = 1e-3  # of all identities together
 _TELLING = 6.0  # standard errors that decide, with enough runs
+_NAMES = ["with_example", "without_example", "separation", "evidence", "member", "run"]
 _ONE_RUN = "members, or others, are of one run, whose noise they share; pass several runs"
 _ONE_SIDE = "the evidence has no members, or no others; both sides are compared"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Evidence of the strongest attacker on n examples of many runs, beside its prediction.
-
-    (n,) log-likelihood ratios in nats, whether the example took part in its run, and the number of
-    that run from 0 on, whose account predicts the evidence (see `predicted_evidence`).
-    """
-
-    evidence: FloatArray
-    member: BoolArray
-    run: IntArray
-    predicted: pd.DataFrame
-
-    def __post_init__(self) -> None:
-        n = len(self.evidence)
-        lengths = (len(self.member), len(self.run), len(self.predicted))
-        if any(length != n for length in lengths):
-            raise refused("refusal.compared", "evidence", n=n, lengths=lengths)
-        if len(np.unique(self.run)) < 2:
-            raise InputError(_ONE_RUN)
-
-    def take(self, rows: IntArray | BoolArray) -> "Evidence":
-        """Some of the rows."""
-        kept = (self.evidence[rows], self.member[rows], self.run[rows])
-        return Evidence(*kept, self.predicted.iloc[rows])
-
-    def standard_error(self, excess: FloatArray, rows: BoolArray | None = None) -> float:
-        """Of a sum of centred values (of these rows), from the spread of its parts by run."""
-        run = self.run if rows is None else self.run[rows]
-        by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
-        if len(by_run) < 2:
-            raise InputError(_ONE_RUN)
-        return float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2)))
 
 
 class _Identity:
@@ -82,17 +46,32 @@ class _Identity:
 Identity: Any = record("identity", _Identity)
 
 
-def identities(evidence: Evidence) -> tuple[Identity, ...]:
-    """Every identity over all runs; the last one compares members with others of the same run."""
+def identities(evidence: pd.DataFrame) -> tuple[Identity, ...]:
+    """Every identity over all runs; the last one compares members with others of the same run.
+
+    evidence: the columns of `predicted_evidence` of n examples of many runs, and evidence, what the
+    strongest attacker has, as log-likelihood ratios in nats; member, whether the example took part
+    in its run; run, the number of that run from 0 on, whose account predicts the evidence.
+    """
+    if evidence["run"].nunique() < 2:
+        raise InputError(_ONE_RUN)
     found = []
     with np.errstate(over="ignore", invalid="ignore"):
         for name, values, expected, rows in _terms(evidence):
             if not len(values):
                 raise InputError(_ONE_SIDE)
-            mean, runs = float(values.mean()), len(np.unique(evidence.run[rows]))
-            error = evidence.standard_error(values - mean, rows) / len(values)
-            found.append(Identity(name, mean, expected, error, runs))
+            mean, run = float(values.mean()), evidence["run"].to_numpy()[rows]
+            error = _standard_error(values - mean, run) / len(values)
+            found.append(Identity(name, mean, expected, error, len(np.unique(run))))
         return (*found, separation_of(evidence))
+
+
+def _standard_error(excess: FloatArray, run: IntArray) -> float:
+    """Of a sum of centred values, from the spread of its parts by run."""
+    by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
+    if len(by_run) < 2:
+        raise InputError(_ONE_RUN)
+    return float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2)))
 
 
 def agree(found: Sequence[Identity]) -> bool:
@@ -117,39 +96,41 @@ def too_few_runs(found: Sequence[Identity]) -> tuple[int, float, int] | None:
     return None if runs >= enough else (runs, needed(runs), enough)
 
 
-def separation_of(evidence: Evidence) -> Identity:
+def separation_of(evidence: pd.DataFrame) -> Identity:
     """Mean L over members less that over others, which cancels noise that a run's examples share.
 
     Expected is the mean of K over members plus that of K' over others. For a Gaussian mechanism,
     both are the square of its mu.
     """
-    member, predicted = evidence.member, evidence.predicted
+    names = ("evidence", "member", "run", "with_example", "without_example")
+    told, member, run, with_it, without = (evidence[name].to_numpy() for name in names)
     observed, expected, excess = 0.0, 0.0, np.zeros(len(member))
-    for side, sign, prediction in (
-        (member, 1.0, predicted["with_example"].to_numpy()),
-        (~member, -1.0, predicted["without_example"].to_numpy()),
-    ):
+    for side, sign, prediction in ((member, 1.0, with_it), (~member, -1.0, without)):
         if not side.any():
             raise InputError(_ONE_SIDE)
-        observed += sign * float(evidence.evidence[side].mean())
+        observed += sign * float(told[side].mean())
         expected += float(prediction[side].mean())
-        off = evidence.evidence[side] - sign * prediction[side]
+        off = told[side] - sign * prediction[side]
         excess[side] = sign * (off - off.mean()) / side.sum()
-    error, runs = evidence.standard_error(excess), len(np.unique(evidence.run))
+    error, runs = _standard_error(excess, run), len(np.unique(run))
     return Identity("with less without: L", observed, expected, error, runs)
 
 
-def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:
+def _terms(evidence: pd.DataFrame) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:
     """Name, values, their predicted mean, and the rows that they are of."""
-    member, (with_it, without, _, *renyi) = evidence.member, evidence.predicted.to_numpy().T
-    orders = np.array(evidence.predicted.columns[3:], np.float64)
-    inside, outside = evidence.evidence[member], evidence.evidence[~member]
-    yield "with: L - K", inside - with_it[member], 0.0, member
-    yield "without: L + K'", outside + without[~member], 0.0, ~member
+    member = evidence["member"].to_numpy()
+    (inside, with_it), (outside, without) = (
+        evidence.loc[side, ["evidence", of]].to_numpy().T
+        for side, of in ((member, "with_example"), (~member, "without_example"))
+    )
+    yield "with: L - K", inside - with_it, 0.0, member
+    yield "without: L + K'", outside + without, 0.0, ~member
     yield "with: exp(-L)", np.exp(-inside), 1.0, member
     yield "without: exp(L)", np.exp(outside), 1.0, ~member
-    for order, of_order in zip(orders.tolist(), renyi, strict=True):
-        moment = np.exp((order - 1) * (inside - of_order[member]))
+    orders: Any = evidence.columns.difference(_NAMES, sort=False)
+    for order in orders:
+        renyi = evidence[order].to_numpy()
+        moment = np.exp((order - 1) * (inside - renyi[member]))
         yield f"with: exp((a - 1)(L - R)), a = {order:g}", moment, 1.0, member
-        moment = np.exp(order * outside - (order - 1) * of_order[~member])
+        moment = np.exp(order * outside - (order - 1) * renyi[~member])
         yield f"without: exp(a L - (a - 1) R), a = {order:g}", moment, 1.0, ~member

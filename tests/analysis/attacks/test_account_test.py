@@ -10,13 +10,7 @@ from scipy import stats
 from indpriv import InputError, NormLog
 from indpriv.accountant.risk import predicted_evidence
 from indpriv.analysis.attacks.canaries import simulated_evidence
-from indpriv.analysis.attacks.evidence import (
-    Evidence,
-    agree,
-    identities,
-    separation_of,
-    too_few_runs,
-)
+from indpriv.analysis.attacks.evidence import agree, identities, separation_of, too_few_runs
 from indpriv.attack_scores import log_likelihood_ratio
 from indpriv.norm_log.fields import StepSettings
 
@@ -28,8 +22,8 @@ def study(rng, *, runs=40, targets=250, shared=0.3, account=lambda norms: norms,
 
     shared: how much of the noise of a run is common to its targets.
     """
-    evidence, members, parts = [], [], []
-    for _ in range(runs):
+    parts = []
+    for run in range(runs):
         member = rng.random(targets) < 0.5
         total, norms, rows = np.zeros(targets), rng.integers(10, 101, targets) / 100, []
         for _ in range(STEPS):
@@ -44,15 +38,8 @@ def study(rng, *, runs=40, targets=250, shared=0.3, account=lambda norms: norms,
             account(np.array(rows)), np.arange(STEPS), total_steps=STEPS, noise_multiplier=SIGMA,
             max_grad_norm=1.0, sample_rate=rate, rounding=0,
         )  # fmt: skip
-        evidence.append(total)
-        members.append(member)
-        parts.append(predicted_evidence(log))
-    return Evidence(
-        np.concatenate(evidence),
-        np.concatenate(members),
-        np.repeat(np.arange(runs), targets),
-        pd.concat(parts),
-    )
+        parts.append(predicted_evidence(log).assign(evidence=total, member=member, run=run))
+    return pd.concat(parts, ignore_index=True)
 
 
 def test_identities_hold_though_norms_follow_the_noise():
@@ -108,8 +95,8 @@ def test_the_separation_is_the_squared_mu_of_a_gaussian_mechanism():
         np.ones((1, 80_000)), [0], total_steps=1, noise_multiplier=2.0, max_grad_norm=1.0,
         sample_rate=1.0, rounding=0,
     )  # fmt: skip
-    predicted = predicted_evidence(log)
-    found = separation_of(Evidence(scores, member, np.tile([0, 1], 40_000), predicted))
+    run = np.tile([0, 1], 40_000)
+    found = separation_of(predicted_evidence(log).assign(evidence=scores, member=member, run=run))
     assert found.expected == pytest.approx(0.25)
     assert found.mean**0.5 == pytest.approx(0.5, abs=0.02)
     # The ratio of a Gaussian mechanism is Gaussian.
@@ -120,11 +107,9 @@ def test_the_separation_is_the_squared_mu_of_a_gaussian_mechanism():
 def test_refusals():
     evidence = study(np.random.default_rng(4), runs=2, targets=20)
     with pytest.raises(InputError, match="of one run"):
-        evidence.take(evidence.run == 0)
-    with pytest.raises(InputError, match="of lengths"):
-        replace(evidence, member=evidence.member[:-1])
+        identities(evidence[evidence["run"] == 0])
     with pytest.raises(InputError, match="no members, or no others"):
-        identities(evidence.take(evidence.member))
+        identities(evidence[evidence["member"]])
 
 
 def test_a_side_of_one_run_and_evidence_without_spread_are_defined():
@@ -133,11 +118,11 @@ def test_a_side_of_one_run_and_evidence_without_spread_are_defined():
     run, member = np.repeat([0, 1], 4), np.arange(8) % 2 == 0
     for side in (member & (run == 0), member | (run == 0)):
         with pytest.raises(InputError, match="of one run"):
-            identities(Evidence(np.arange(8.0), side, run, predicted))
-    found = identities(Evidence(np.zeros(8), member, run, predicted))  # nobody took part
+            identities(predicted.assign(evidence=np.arange(8.0), member=side, run=run))
+    found = identities(predicted.assign(evidence=0.0, member=member, run=run))  # nobody took part
     assert [one.z for one in found] == [0.0] * len(found)
     assert agree(found)
-    off = identities(Evidence(np.ones(8), member, run, predicted))
+    off = identities(predicted.assign(evidence=1.0, member=member, run=run))
     assert not agree(off)
 
 
@@ -154,8 +139,8 @@ def test_few_runs_are_said_to_decide_nothing_and_how_many_would():
 
 def test_an_identity_beyond_all_floats_contradicts_the_account():
     evidence = study(np.random.default_rng(4), runs=12, targets=40)
-    values = evidence.evidence.copy()
-    values[np.flatnonzero(evidence.member)[0]] = -800.0  # of probability exp(-800), if it holds
-    found = identities(replace(evidence, evidence=values))
+    first = evidence.index[evidence["member"]][0]
+    evidence.loc[first, "evidence"] = -800.0  # of probability exp(-800), if it holds
+    found = identities(evidence)
     assert [one.z for one in found if one.name == "with: exp(-L)"] == [np.inf]
     assert not agree(found)
