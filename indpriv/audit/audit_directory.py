@@ -150,7 +150,8 @@ def write_audit(
     _folders.make_folder(output_dir)
     if _files.others_can_read(output_dir):
         _checks.warn_caller(text("sentence.warnings", "entered", folder=output_dir))
-    for file in (SUMMARY, REPORT, MARKDOWN):  # of an earlier audit, should this one not end
+    # Of an earlier audit, perhaps of another run, should this one not end, or not have them.
+    for file in (SUMMARY, REPORT, MARKDOWN, EXAMPLES, EXAMPLES_NON_DP, ATTACK_TABLE):
         _folders.remove_file(output_dir / file)
     if examples is None:
         epsilon_table.write_epsilons(epsilons, output_dir / EPSILON)
@@ -161,13 +162,9 @@ def write_audit(
         epsilon_table.write_epsilons(epsilons, output_dir / EPSILON, rows, names)
     copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp.losses}
     for file, copied in copies.items():
-        if copied is None:
-            _folders.remove_file(output_dir / file)  # of an earlier audit of another run
-        else:
+        if copied is not None:
             copied.to_parquet(output_dir / file)
-    if attacks is None:
-        _folders.remove_file(output_dir / ATTACK_TABLE)
-    else:
+    if attacks is not None:
         _files.write_private_parquet(attacks, output_dir / ATTACK_TABLE)
     page = audit_page(summary, since)
     html = page.html(pictures, reconstructed, search)
