@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 import indpriv.accountant.risk
 import indpriv.analysis.fidelity
 import indpriv.analysis.guarantee
+from audits.training.attributes import write_knowledge
 from command_lines import run as run_command
 from indpriv._files import (
     JournalWriter,
@@ -43,7 +44,6 @@ from indpriv._files import (
 )
 from indpriv.analysis.summary import findings
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.attributes import write_knowledge
 from indpriv.audit import audit
 from indpriv.errors import InputError
 from indpriv.report.page import Page

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from audits.training.datasets.base import Dataset, OneHot, Split
+from indpriv._files import write_private_parquet
 from indpriv._types import BoolArray, FloatArray, IntArray
-from indpriv.attacks.attributes import AttributeKnowledge
+from indpriv.attacks.attributes import LOGS, AttributeKnowledge
 from indpriv.errors import InputError
 
 _BATCH = 4096
@@ -132,3 +135,23 @@ def _likelihood(module: nn.Module, split: Split, where: OneHot, device: str) -> 
             logs = module(inputs.to(device)).double().log_softmax(1).cpu()
             found[part, value] = logs.gather(1, labels)[:, 0].numpy()
     return found
+
+
+def write_knowledge(known: Sequence[AttributeKnowledge], path: Path) -> None:
+    """Write a table with one row for each attribute, example and value (0600)."""
+    parts = []
+    for one in known:
+        n, k = one.likelihood.shape
+        parts.append(
+            pd.DataFrame(
+                {
+                    "attribute": one.name,
+                    "member": np.repeat(one.member, k),
+                    "example_id": np.repeat(one.example_ids, k),
+                    "value": np.tile(np.array(one.values, dtype=object), n),
+                    "true": (one.truth[:, None] == np.arange(k)).ravel(),
+                    **{name: getattr(one, name).ravel() for name in LOGS},
+                }
+            )
+        )
+    write_private_parquet(pd.concat(parts, ignore_index=True), path)

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from audits.training.attributes import attribute_knowledge
+from audits.training.attributes import attribute_knowledge, write_knowledge
 from audits.training.baseline import example_table, fit_without_dp
 from audits.training.checkpoints import MEDIAN, TrainingState, check_new, state_to_resume
 from audits.training.config import AuditConfig
@@ -42,7 +42,6 @@ from indpriv._folders import make_folder
 from indpriv._storage import location_on_disk
 from indpriv._types import StageProgress, silent
 from indpriv.accountant import PrivacyFilter
-from indpriv.attacks.attributes import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import (

@@ -18,13 +18,13 @@ import pandas as pd
 from scipy.special import log_softmax
 
 from indpriv._facts import refused
-from indpriv._files import read_parquet, write_private_parquet
+from indpriv._files import read_parquet
 from indpriv._reading import named
 from indpriv._types import BoolArray, FloatArray, IntArray, NDArray
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 
-_LOGS = ("likelihood", "prior", "imputed")
+LOGS = ("likelihood", "prior", "imputed")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class AttributeKnowledge:
             raise InputError(f"{self.name}: members and non-members are needed")
         if k < 2 or ((self.truth < 0) | (self.truth >= k)).any():
             raise InputError(f"{self.name}: true values must be among {k} values, at least two")
-        for name in _LOGS:
+        for name in LOGS:
             logs = getattr(self, name)
             if logs.shape != (n, k) or not (logs <= 1e-6).all():
                 raise refused("refusal.attacks", "logs", of=self.name, name=name, shape=(n, k))
@@ -98,31 +98,14 @@ def guesses(logs: FloatArray, seed: int = 0) -> IntArray:
     return np.asarray(ties.argmax(axis=1))
 
 
-def write_knowledge(known: Sequence[AttributeKnowledge], path: Path) -> None:
-    """Write a table with one row for each attribute, example and value (0600)."""
-    parts = []
-    for one in known:
-        n, k = one.likelihood.shape
-        parts.append(
-            pd.DataFrame(
-                {
-                    "attribute": one.name,
-                    "member": np.repeat(one.member, k),
-                    "example_id": np.repeat(one.example_ids, k),
-                    "value": np.tile(np.array(one.values, dtype=object), n),
-                    "true": (one.truth[:, None] == np.arange(k)).ravel(),
-                    **{name: getattr(one, name).ravel() for name in _LOGS},
-                }
-            )
-        )
-    write_private_parquet(pd.concat(parts, ignore_index=True), path)
-
-
 def read_knowledge(path: Path) -> tuple[AttributeKnowledge, ...]:
-    """Read what `write_knowledge` wrote; EvidenceError where the file holds something else."""
+    """Read a table with one row for each attribute, example and value; EvidenceError for others.
+
+    `audits.training.attributes.write_knowledge` writes it.
+    """
     kinds = {"attribute": "t", "member": "b", "example_id": "", "value": "", "true": "b"}
     with named(path):
-        frame = read_parquet(path, kinds={**kinds, **dict.fromkeys(_LOGS, "f")})
+        frame = read_parquet(path, kinds={**kinds, **dict.fromkeys(LOGS, "f")})
         return tuple(
             _one(str(name), rows, path) for name, rows in frame.groupby("attribute", sort=False)
         )
@@ -139,7 +122,7 @@ def _one(name: str, rows: pd.DataFrame, path: Path) -> AttributeKnowledge:
         rows["true"].to_numpy(bool).reshape(-1, k).argmax(axis=1),
         rows["member"].to_numpy(bool)[::k],
         rows["example_id"].to_numpy()[::k],
-        **{log: rows[log].to_numpy(np.float64).reshape(-1, k) for log in _LOGS},
+        **{log: rows[log].to_numpy(np.float64).reshape(-1, k) for log in LOGS},
     )
 
 

@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from audits.training.attributes import write_knowledge
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.attributes import (
     GUESSERS,
     guesses,
     read_knowledge,
-    write_knowledge,
 )
 from indpriv.errors import EvidenceError, InputError
 from synthetic import knowledge
