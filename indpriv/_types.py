@@ -1,6 +1,5 @@
 """Types that most functions take and return: arrays, choices, and how work reports progress."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,6 @@ BoolArray = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
 # Called as progress(stage, done, total), where the work has several stages.
 StageProgress = Callable[[str, int, int], None]
-# Called as advance(more): examples done since the last call; one that is half done counts 0.5.
-Advance = Callable[[float], None]
 
 
 class OneOf:
@@ -33,17 +30,3 @@ class OneOf:
 
 def silent(_stage: str, _done: int, _total: int) -> None:
     """Report nothing."""
-
-
-def advancing(total: int, progress: Progress | None) -> Advance:
-    """A function that counts the examples done, on any thread, and reports how many there are."""
-    done, lock = 0.0, threading.Lock()
-
-    def advance(more: float) -> None:
-        nonlocal done
-        with lock:
-            done += more
-            if progress is not None:
-                progress(min(round(done), total), total)
-
-    return advance

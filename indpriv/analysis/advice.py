@@ -13,6 +13,7 @@ exact for those norms, but a run with other settings has other norms: what is fo
 such a run, and bounds nothing.
 """
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from scipy import stats
 
 from indpriv._facts import text
 from indpriv._plain import to_json
-from indpriv._types import Advance, FloatArray, IntArray
+from indpriv._types import FloatArray, IntArray, Progress
 from indpriv.accountant.account import table_for
 from indpriv.accountant.method import Method
 from indpriv.analysis.groups import MIN_GROUP
@@ -83,18 +84,24 @@ def remedies(
     target: float,
     quantile: float,
     clipping: bool,
-    advance: Advance,
+    progress: Progress,
 ) -> tuple[list[Remedy], list[Remedy | None]]:
     """More noise, and a lower clipping norm under the same noise, for each group of a table.
 
     noise_multiplier is tried in steps of 1 %, up to MOST_NOISE times that of the run, max_grad_norm
     in steps of the log's rounding and only if `clipping`. The table is the log's account by
-    `method`; `advance` is called with 1 after each further one.
+    `method`; `progress` is told of each further one, and of the most that can be needed.
     """
     if not log.levels.rounding and log.batch_norms is None:
         # Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time:
         # what is found can be up to a share too high, never too low for these norms.
         log = coarser(log, 1 / _CLIPPING_SHARES)
+    steps = int(np.floor(np.log(MOST_NOISE) / np.log(_NOISE_RATIO)))
+    noise = np.asarray(_NOISE_RATIO ** np.arange(steps + 1))
+    clips = np.arange(_CLIPPING_SHARES, 0, -1) / _CLIPPING_SHARES  # shares of max_grad_norm
+    if log.levels.rounding:
+        clips = np.asarray(log.levels.fractions[:0:-1])  # all levels above 0
+    done, most = itertools.count(1), len(noise) + len(clips) - 2
 
     def under(view: Callable[[NormLog, float], NormLog], factors: FloatArray) -> list[Remedy]:
         """Of factors that lower epsilons more and more; the first is 1, the run as it was."""
@@ -105,7 +112,7 @@ def remedies(
             account = table
             if trial:
                 account = table_for(view(log, float(factors[trial])), method)
-                advance(1)
+                progress(next(done), most)
             return read_quantiles(account, groups, quantile), account.worst_case_epsilon
 
         def reached(group: int, end: int) -> int:
@@ -122,27 +129,8 @@ def remedies(
             found.append(Remedy(tried[chosen], tried[low], tried[high], met, worst))
         return found
 
-    noise = under(noisier, _noise_factors())
-    if not clipping:
-        return noise, [None] * len(groups)
-    return noise, [*under(clipped_lower, _clipping_shares(log))]
-
-
-def _noise_factors() -> FloatArray:
-    steps = int(np.floor(np.log(MOST_NOISE) / np.log(_NOISE_RATIO)))
-    return np.asarray(_NOISE_RATIO ** np.arange(steps + 1))
-
-
-def _clipping_shares(log: NormLog) -> FloatArray:
-    """Shares of max_grad_norm from 1 down: all levels of the log above 0."""
-    if log.levels.rounding:
-        return np.asarray(log.levels.fractions[:0:-1])
-    return np.arange(_CLIPPING_SHARES, 0, -1) / _CLIPPING_SHARES
-
-
-def most_accounts(log: NormLog) -> int:
-    """The most accounts that `remedies` can need."""
-    return len(_noise_factors()) + len(_clipping_shares(log)) - 2
+    found = under(noisier, noise)
+    return found, [*under(clipped_lower, clips)] if clipping else [None] * len(groups)
 
 
 class _Advice:

@@ -5,6 +5,7 @@ All that is made is sensitive.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,12 +15,12 @@ from scipy.special import i0e
 from indpriv import _facts, _files, _folders, epsilon_table
 from indpriv._checks import check_number
 from indpriv._columns import grouping_of, known_columns
-from indpriv._types import StageProgress, advancing, silent
+from indpriv._types import StageProgress, silent
 from indpriv.accountant.method import ESTIMATE, Method, usual_participation
 from indpriv.accountant.runs import Tuning, compose, methods_of
 from indpriv.analysis import disclosures, recorded_run
 from indpriv.analysis import guarantee as guarantees
-from indpriv.analysis.advice import ALL, Advice, Group, advised, most_accounts, remedies
+from indpriv.analysis.advice import ALL, Advice, Group, advised, remedies
 from indpriv.audit import audit_directory, pipeline
 from indpriv.errors import InputError
 from indpriv.norm_log import evidence, fields, run_files
@@ -71,7 +72,7 @@ def advise_on_run(
         target=target,
         quantile=quantile,
         clipping=not unclipped,
-        advance=advancing(most_accounts(log), lambda done, total: tell(ACCOUNTING, done, total)),
+        progress=partial(tell, ACCOUNTING),
     )
     return Advice(
         name=recorded.declared.name or path.resolve().name,
@@ -156,7 +157,7 @@ def compose_runs(
         by="example_id" if by == "example_id" else "unit_id",
         participation=each,
         tuning=tuning,
-        progress=lambda done, total: tell(COMPOSING, done, total),
+        progress=partial(tell, COMPOSING),
         **shared,
     )
     if others and by == "example_id":

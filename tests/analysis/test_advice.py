@@ -41,7 +41,7 @@ def advised(run, target):
         target=target,
         quantile=QUANTILE,
         clipping=True,
-        advance=lambda _: None,
+        progress=lambda done, most: None,
     )
 
 
