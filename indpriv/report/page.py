@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -183,7 +183,6 @@ class _Rendering:
         self.target = target
         self.blocks: list[tuple[str, dict[str, Any]]] = []
         self.beside = shown_beside
-        self.drawn: dict[int, str] = {}
         self.sections: list[tuple[str, str]] = []  # id, and name in the contents
         self.end = ""  # of the section that is open
 
@@ -231,20 +230,15 @@ class _Rendering:
         values = {"name": name, "title": title, "folded": folded, "end": Markup(end)}
         return self._place("section", values)
 
+    @cached_property
+    def macros(self) -> Any:
+        """What draws the blocks of this page, each by the name of its kind."""
+        known = {"own": self.beside, "cell": lambda text: Markup(inline_html(text))}
+        return _html_templates().get_template("blocks.html.j2").make_module(known)
+
     def html(self, text: str) -> str:
         """Markdown with the blocks of this page as HTML."""
-        macros = (
-            _html_templates()
-            .get_template("blocks.html.j2")
-            .make_module({"own": self.beside, "cell": lambda text: Markup(inline_html(text))})
-        )
-        for number, (kind, values) in enumerate(self.blocks):
-            if number not in self.drawn:
-                self.drawn[number] = str(getattr(macros, kind)(**values))
-        kinds = {number: kind for number, (kind, _) in enumerate(self.blocks)}
-        env = {"drawn": self.drawn, "kinds": kinds, "left": set(glossary())}
-        rendered: str = _markdown().render(text, env)
-        return rendered
+        return str(_markdown().render(text, {"page": self, "left": set(glossary())}))
 
 
 def _code(text: str) -> Safe:
@@ -403,16 +397,15 @@ def _explained(word: str, left: set[str]) -> str:
 
 
 class _Html(RendererHTML):
-    """HTML of Markdown; env has the blocks of a page, and the words still to be explained."""
+    """HTML of Markdown; env has the page with its blocks, and the words still to be explained."""
 
     def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         token = tokens[idx]
         if token.info == "block":
-            number = int(token.content)
-            if env["kinds"][number] == "section":
+            kind, values = env["page"].blocks[int(token.content)]
+            if kind == "section":
                 env["left"] = set(glossary())
-            found: str = env["drawn"][number]
-            return found
+            return str(getattr(env["page"].macros, kind)(**values))
         return f"<pre><code>{escape_html(token.content)}</code></pre>\n"
 
     def text(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
