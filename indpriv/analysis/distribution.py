@@ -45,10 +45,10 @@ def top_of_range(epsilons: EpsilonTable) -> float:
 
 
 def describe(epsilons: EpsilonTable) -> Distribution:
-    """Quantiles (linear interpolation) and 40 equal bins of epsilons.
+    """Quantiles (see `quantiles_by_cell`) and 40 equal bins of epsilons.
 
-    Of more than a million epsilons in parts, quantiles are those of bins of 0.1 %, and the mean is
-    that of the means of bins.
+    Of more than a million epsilons in parts, quantiles are the largest values of bins of 0.1 %, and
+    the mean is that of the means of bins.
     """
     top, n, at_worst_case = top_of_range(epsilons), len(epsilons), 0
     counts, in_memory = np.zeros(_BINS, np.int64), epsilons.in_memory
@@ -59,13 +59,14 @@ def describe(epsilons: EpsilonTable) -> Distribution:
         at_worst_case += int(table.at_worst_case.sum())
         condensed.add(np.zeros(len(table), np.int64), table.epsilon)
     found = condensed.frame()
-    values, weights, cells = (found[name].to_numpy() for name in ("epsilon", "weight", "cell"))
-    quantiles = quantiles_by_cell(values, weights, cells, 1, tuple(_QUANTILES.values()))[0]
+    names = ("largest_epsilon", "weight", "cell")
+    largest, weights, cells = (found[name].to_numpy() for name in names)
+    quantiles = quantiles_by_cell(largest, weights, cells, 1, tuple(_QUANTILES.values()))[0]
     return Distribution(
         n=n,
-        mean=float(np.average(values, weights=weights)),
+        mean=float(np.average(found["epsilon"], weights=weights)),
         **dict(zip(_QUANTILES, quantiles.tolist(), strict=True)),
-        max=float(found["largest_epsilon"].max()),
+        max=float(largest.max()),
         share_at_worst_case=at_worst_case / n,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),

@@ -254,7 +254,7 @@ def _described(
     size, small, largest = len(n), n < min_size, np.zeros(len(n))
     np.maximum.at(largest, cells.codes, cells.largest)
     quantiles = statistics.quantiles_by_cell(
-        cells.epsilon, cells.weights, cells.codes, size, tuple(_QUANTILES.values())
+        cells.largest, cells.weights, cells.codes, size, tuple(_QUANTILES.values())
     )
     mean = means.estimate
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -106,9 +106,11 @@ def quantiles_by_cell(
     size: int,
     probabilities: Sequence[float],
 ) -> FloatArray:
-    """Quantiles (size, n_probabilities) of each cell, linearly interpolated; NaN without examples.
+    """Quantiles (size, n_probabilities) of each cell; NaN without examples.
 
-    Values (n,) are finite, weights are numbers of examples that have each, cells are codes < size.
+    Medians are interpolated linearly; above them it is the next higher value that occurs, since
+    fewer may be at most one between two. Values (n,) are finite, weights are numbers of examples
+    that have each, cells are codes < size.
     """
     order = np.lexsort((values, cells))
     ordered, up_to = values[order], np.cumsum(weights[order])
@@ -118,16 +120,12 @@ def quantiles_by_cell(
     found = np.full((size, len(probabilities)), np.nan)
     for number, probability in enumerate(probabilities):
         place = probability * (totals - 1)[known]
-        before = np.floor(place).astype(np.int64)
-        after = np.minimum(before + 1, totals[known] - 1)
         low, high = (
             ordered[np.searchsorted(up_to, begins[known] + rank, side="right")]
-            for rank in (before, after)
+            for rank in (np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64))
         )
-        above = place - before  # as numpy interpolates: never beyond the upper value
-        found[known, number] = np.where(
-            above < 0.5, low + (high - low) * above, high - (high - low) * (1 - above)
-        )
+        middle = high - (high - low) * (1 - place % 1)  # as numpy: never beyond the upper value
+        found[known, number] = high if probability > 0.5 else middle
     return found
 
 

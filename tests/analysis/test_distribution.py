@@ -16,6 +16,8 @@ def test_bins_hold_all_examples_and_the_tail_is_shown(values):
     assert found.edges[0] == 0
     assert found.edges[-1] >= found.max
     assert found.median == pytest.approx(np.median(values), rel=1e-12, abs=1e-300)
+    for name, share in (("median", 0.5), ("p75", 0.75), ("p95", 0.95), ("p99", 0.99)):
+        assert np.mean(np.array(values) <= getattr(found, name) + 1e-12) >= share - 1e-12
 
 
 def test_an_epsilon_of_next_to_nothing():
