@@ -59,7 +59,7 @@ def check_flags(**flags: Any) -> None:
 
 _ABOVE_0 = "a finite number above 0"
 # Name of a setting of a step -> its interval, and what it is. NaN would make an accountant hang.
-_SETTINGS = {
+SETTINGS = {
     "noise_multiplier": ("(0, inf)", f"{_ABOVE_0}; a run without noise has no finite epsilon"),
     "max_grad_norm": ("(0, inf)", f"{_ABOVE_0}; pass the clipping norm of the optimizer"),
     "sample_rate": ("(0, 1]", "in (0, 1]; pass the Poisson rate, e.g. batch_size / n"),
@@ -67,8 +67,8 @@ _SETTINGS = {
 
 
 def check_setting(name: str, value: ArrayLike) -> FloatArray:
-    """Return one of _SETTINGS, or values of each step, as float64; InputError out of range."""
-    interval, expected = _SETTINGS[name]
+    """Return one of SETTINGS, or values of each step, as float64; InputError out of range."""
+    interval, expected = SETTINGS[name]
     try:
         array: FloatArray = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -87,8 +87,8 @@ def check_row(
     expected = expected or f"numbers in {interval}"
     try:
         row = np.atleast_1d(np.asarray(value, dtype=np.float64))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{name}={value!r} must be {expected}") from error
+    except (TypeError, ValueError, OverflowError):
+        row = np.zeros((0, 0))  # no row
     if row.ndim != 1 or len(row) < least or not np.all(_inside(row, interval)):
         raise InputError(f"{name}={value!r} must be {expected}")
     return row

@@ -258,18 +258,19 @@ def grouping_of(
     without bins. InputError also for a column that is missing, or has too many values.
     """
     train = as_rows(train)
-    others = as_rows(train.read(0, 0) if test is None else test)
+    both = train, as_rows(train.read(0, 0) if test is None else test)
     columns = [*groupable_columns(train), *(name for name in RESULTS if name in train.columns)]
-    if "," in by and by not in columns:
-        parts = [
-            grouping_of(train, others, part.strip(), max_values=max_values)
-            for part in by.split(",")
-        ]
-        return reduce(lambda first, second: _joint(first, second, train, others), parts)
-    column, bins = _parse(by, columns)
-    if bins is None:
-        return _named(column, train, others, max_values)
-    return _binned(column, train, others, bins, by)
+    parts = [
+        _binned(column, *both, bins, part) if bins else _named(column, *both, max_values)
+        for part, column, bins in asked_columns(by, columns)
+    ]
+    return reduce(lambda first, second: _joint(first, second, *both), parts)
+
+
+def asked_columns(by: str, columns: list[str]) -> list[tuple[str, str, int | None]]:
+    """Each part of a request, its column and number of bins; InputError where there is none."""
+    parts = [by] if by in columns else [part.strip() for part in by.split(",")]
+    return [(part, *_parse(part, columns)) for part in parts]
 
 
 def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:

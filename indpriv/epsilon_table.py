@@ -165,7 +165,7 @@ class Account:
         loose = self.sampler == "fixed_size" or (pairs and self.accountant == "pld")
         if self.privacy_filter or loose:
             return "no smaller bound is proven for them"
-        return "clipped in every step"
+        return "counted as clipped in every step"
 
     def describe(self) -> str:
         """One line that is shown with every epsilon."""
@@ -361,8 +361,7 @@ def _tables_in(folder: Path) -> list[Rows]:
             raise damaged("refusal.epsilons", "part", folder=folder, **values)
         rows = Rows.open(part, _KINDS)
         if len(rows) != stop - start:
-            values = {"n": len(rows), "of": stop - start}
-            raise damaged("refusal.epsilons", "rows", part=part, **values)
+            raise damaged("refusal.epsilons", "rows", part=part, n=len(rows), of=stop - start)
         found.append(rows)
     return found
 

@@ -215,6 +215,7 @@ def account(
         neighbouring=neighbouring,
         brackets=brackets,
     )
+    methods.warn_of(log, method)
     return table_for(log, method, progress=progress, workers=blocks.workers_of(engine, workers))
 
 
@@ -267,7 +268,6 @@ def block_account(log: NormLog, method: Method) -> BlockAccount:
 def _of_steps(log: NormLog, method: Method) -> BlockAccount:
     """The same without what a private clipping norm costs."""
     if method.participation == "known":
-        methods.warn_of_delta(log, method)
         return known_blocks(log, method)
     if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
         return _with_rare_truncations(log, method, rare)
@@ -321,7 +321,6 @@ def unit_account(log: NormLog, units: Units, method: Method) -> BlockAccount:
     All records are read into memory if the rows of a unit are not neighbours in the log.
     """
     methods.check_coins(log)
-    methods.warn_of_delta(log, method)
     log, first_row = rows_together(log, units)
     read = as_read(log, method.preset)
     without_batches = replace(read, batch_norms=None)  # these are norms of single rows
@@ -381,16 +380,13 @@ def _of_units(
 def checked(log: NormLog, method: Method) -> NormLog:
     """The log as an account reads it: rounded as the preset needs it, with the norms that it uses.
 
-    InputError if units have several rows; PrivacyWarning if rows share units with unit="example".
+    InputError if units have several rows.
     """
     log = as_read(log, method.preset)
     methods.check_coins(log)
-    n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
-    if n_units < log.n_examples and log.unit != "example":
+    owners = methods.owners_of(log)
+    if owners is not None and (n_units := len(pd.unique(owners))) < log.n_examples:
         raise refused("refusal.account", "rows", log=log, n_units=n_units)
-    if n_units < log.n_examples:
-        warn_caller(text("sentence.warnings", "rows", log=log, n_units=n_units))
-    methods.warn_of_delta(log, method)
     return with_norms_it_uses(log, method)
 
 

@@ -19,17 +19,13 @@ from indpriv import _checks
 from indpriv._facts import refused, text
 from indpriv._types import ArrayLike, FloatArray, NDArray
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
-from indpriv.norm_log.fields import NEIGHBOURING, is_covered
+from indpriv.norm_log.fields import ACCOUNT_WORDS, is_covered
 from indpriv.norm_log.norm_log import NormLog
 
 # Of each accountant: the largest relative change of others' epsilons without one person, by the
 # rounding of floating-point numbers
 NUMERICAL_NOISE = {"rdp": "1e-14", "pld": "1e-9"}
-ACCOUNTANTS = tuple(NUMERICAL_NOISE)  # an engine of each is in `indpriv.accountant.account`
-BETWEEN_RECORDS = ("last", "closest", "worst_case")
-CONVERSIONS = ("canonne2020", "mironov2017")
 PRESETS = ("yu2023",)
-PARTICIPATION = ("secret", "known")
 EXACT, ESTIMATE = "exact", "estimate"
 
 Rows = TypeVar("Rows", float, FloatArray)
@@ -58,15 +54,8 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
-        choices = {
-            "accountant": ACCOUNTANTS,
-            "conversion": CONVERSIONS,
-            "between_records": BETWEEN_RECORDS,
-            "participation": PARTICIPATION,
-        }
-        optional = {"preset": PRESETS, "neighbouring": NEIGHBOURING}
-        for name, known in (choices | optional).items():
-            if name in choices or getattr(self, name) is not None:
+        for name, known in {**ACCOUNT_WORDS, "preset": PRESETS}.items():
+            if name not in ("preset", "neighbouring") or getattr(self, name) is not None:
                 _checks.check_choice(name, getattr(self, name), known)
         if self.orders is not None:
             object.__setattr__(self, "orders", _checks.check_orders(self.orders))
@@ -113,10 +102,12 @@ def most_rows(log: NormLog) -> int | None:
     return None if owners is None else int(pd.Series(owners).value_counts().max())
 
 
-def warn_of_delta(log: NormLog, method: Method) -> None:
-    """Warn with PrivacyWarning if delta is at least 1/n, of n examples or units."""
-    owners = owners_of(log)
-    n = log.n_examples if owners is None else len(pd.unique(owners))
+def warn_of(log: NormLog, method: Method, *, by_row: bool = True) -> None:
+    """Warn with PrivacyWarning if delta is at least 1/n, or rows of unit "example" share units."""
+    n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
+    n = log.n_examples if log.unit == "example" else n_units
+    if n_units < n and by_row:
+        _checks.warn_caller(text("sentence.warnings", "rows", log=log, n_units=n_units))
     if method.delta * n >= 1:
         said = {"delta": method.delta, "share": 1 / n, "log": log}
         _checks.warn_caller(text("sentence.warnings", "delta", **said))

@@ -16,8 +16,9 @@ from scipy.sparse import csr_array
 
 from indpriv import _checks
 from indpriv._types import ArrayLike, BoolArray, FloatArray, IntArray, NDArray
-from indpriv.accountant.method import CONVERSIONS, Method
+from indpriv.accountant.method import Method
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 FLOAT_SLACK = 1e-10  # relative; errors seen against 50-digit arithmetic are far below (tests)
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
@@ -285,7 +286,7 @@ def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatA
     "mironov2017": arXiv 1702.07476v3, Proposition 3. "canonne2020": arXiv 2004.00010v3, Proposition
     12, tighter.
     """
-    _checks.check_choice("conversion", conversion, CONVERSIONS)
+    _checks.check_choice("conversion", conversion, ACCOUNT_WORDS["conversion"])
     if conversion == "mironov2017":
         return np.asarray(-math.log(delta) / (orders - 1))
     return np.asarray(np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))

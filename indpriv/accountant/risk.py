@@ -247,11 +247,11 @@ def membership_risk(
     method = replace(by_losses, participation=who)
     readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     rates, at = readings.false_positive_rate, readings.epsilon
+    methods.warn_of(log, method)
     if method.participation == "known":
         units, account = Units.of(log), methods.account_of(log, method, methods.most_rows(log))
         # Of the largest unit: no other one costs more
         readings = replace(readings, clipping_norm_cost=account.clipping_norm_epsilon)
-        methods.warn_of_delta(log, method)
         known = known_units(log, method, progress=progress, workers=workers)
         worst = readings.off_gaussian(np.sqrt(known["clipped"].max(keepdims=True)))
         found = readings.off_gaussian(np.sqrt(known["own"]))

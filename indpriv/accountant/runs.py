@@ -157,10 +157,8 @@ def _checked(log: NormLog, method: Method, by: str, number: int) -> NormLog:
     log = replace(log, neighbouring=method.relation_of(log.neighbouring))
     if method.participation == "secret":
         methods.check_poisson_pairs(log, log.neighbouring, "a composition of runs")
-        if by == "example_id":
-            return checked(log, method)
-        log = replace(log, batch_norms=None)
-    methods.warn_of_delta(log, method)
+        log = checked(log, method) if by == "example_id" else replace(log, batch_norms=None)
+    methods.warn_of(log, method, by_row=by == "example_id")
     return log
 
 

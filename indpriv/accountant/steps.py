@@ -28,9 +28,9 @@ from scipy.sparse import block_diag, coo_array, csr_array, eye_array
 from indpriv import _checks
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.accountant.blocks import block_size, in_order, n_cores
-from indpriv.accountant.method import BETWEEN_RECORDS, Method
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp import MOST_DENSE, RdpAccountant, divergences_of_pairs
-from indpriv.norm_log.fields import StepSettings
+from indpriv.norm_log.fields import ACCOUNT_WORDS, StepSettings
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import BatchNorms, Levels
 
@@ -179,7 +179,7 @@ class GoverningNorms:
         cls, log: NormLog, between_records: str, *, apart: float = 0.0, down: bool = False
     ) -> "GoverningNorms":
         """Group the steps of a log; apart: relative distance of settings that are told apart."""
-        _checks.check_choice("between_records", between_records, BETWEEN_RECORDS)
+        _checks.check_choice("between_records", between_records, ACCOUNT_WORDS["between_records"])
         settings, clips = log.settings, log.settings.max_grad_norm
         if apart:
             settings = StepSettings(

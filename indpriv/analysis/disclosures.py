@@ -7,7 +7,7 @@ which of them are private, stand in indpriv/_facts: disclosures.toml and hazards
 import hashlib
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -216,11 +216,9 @@ def _pairs(versions: Mapping[str, str]) -> str:
 # --- how an account can be wrong or misread
 
 
-def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
-    """How this account can be wrong or misread; caveats are those of the attacks that were run.
-
-    What the lines of evidence say is not said again; run.json may declare more.
-    """
+def _hazards(audited: AuditedRun) -> dict[str, Any]:
+    """How this account can be wrong or misread, but for what the lines of evidence say."""
+    audit = audited.audit
     run, account, guarantee = audit.run, audit.account, audit.guarantee
     rows, in_lines = account.rows_per_unit or 1, run.declared.of_lines
     found = [fact("hazard.norms", status_of(audit.checks, "norm_pass", "norm_precision"))]
@@ -236,7 +234,9 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
         same_n = "same_n" if account.neighbouring != "add_remove" else ""
         status = _facts.FAILED if divisor.tells_n and not same_n else _facts.VERIFIED
         found.append(fact("hazard.divisor", status, same_n, found=divisor.describe()))
-    promise, said = "guarantee" if guarantee.publishable else "withheld", " ".join(caveats)
+    by_group = audit.attacks["attack"].eq(BY_GROUP) & bool(audit.roc)
+    said = " ".join(audit.attacks.loc[by_group, "caveat"].unique())
+    promise = "guarantee" if guarantee.publishable else "withheld"
     cases = {"individual_epsilon": promise, "disclosure": ""} | ({"attack": ""} if said else {})
     cases |= {"beside_updates": ""} if run.recorder.get("rounds") else {}
     cases |= {"other_uses": "", "access": ""}
@@ -244,7 +244,7 @@ def hazards(audit: Audit, caveats: Iterable[str]) -> tuple[Fact, ...]:
     beyond = (
         fact(f"hazard.{key}", _facts.NOT_COVERED, case, **values) for key, case in cases.items()
     )
-    return (*found, *beyond)
+    return {"hazards": (*found, *beyond)}
 
 
 # --- signs that a person has several rows
@@ -355,12 +355,6 @@ def _run(run: AuditedRun) -> dict[str, Any]:
     return {"run": found}
 
 
-def _hazards(run: AuditedRun) -> dict[str, Any]:
-    attacks, roc = run.audit.attacks, run.audit.roc
-    caveats = attacks.loc[attacks["attack"].eq(BY_GROUP) & bool(roc), "caveat"].unique()
-    return {"hazards": hazards(run.audit, caveats)}
-
-
 def _exactness(run: AuditedRun) -> dict[str, Any]:
     attacked = run.recorded.attacked(run.seed)
     members, others = (None if found is None else len(found) for found in attacked)
@@ -409,7 +403,8 @@ def _missing(run: AuditedRun) -> dict[str, Any]:
     elif recorded.non_dp.losses is None:
         found.append(text("sentence.missing", "baseline"))
     assumes_norms = not run.log.individually_clipped and account.participation == "secret"
-    if assumes_norms and not run.audit.fidelity and run.audit.batch_norms is None:
+    estimated = assumes_norms and run.epsilons.claim != "exact"
+    if estimated and not run.audit.fidelity and run.audit.batch_norms is None:
         found.append(text("sentence.missing", "exact_values"))
     if run.rows is not None:
         found += [*undeclared_people(run.log, run.rows), *run.grouping[1]]

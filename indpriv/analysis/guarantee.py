@@ -271,8 +271,7 @@ def worst_case_limits(
     """
     account = table.account
     if account.participation != "known":
-        options: dict[str, Any] = {"false_positive_rate": false_positive_rates}
-        risk = worst_case_risk(log, delta=account.delta, **options)
+        risk = worst_case_risk(log, delta=account.delta, false_positive_rate=false_positive_rates)
         return risk.true_positive_rate[0], float(risk.advantage[0]), float(risk.mu[0])
     cost = account.clipping_norm_epsilon
     mu = gaussian_mu(np.array([table.worst_case_epsilon - cost]), np.array([account.delta]))

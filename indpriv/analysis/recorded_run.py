@@ -66,17 +66,12 @@ class Declared:
         content = run_files.checked_run_json(self.content)
         content = {key: value for key, value in content.items() if key != "recorder"}
         object.__setattr__(self, "content", content)
-        # Earlier versions took a tolerance, which no account needs now
-        if wrong := sorted((content.get("account") or {}).keys() - {*ACCOUNT, "tolerance"}):
-            raise refused("refusal.run_json", "account_key", key=wrong[0], known=", ".join(ACCOUNT))
         _ = self.account  # is read now, as it may be wrong
 
     @cached_property
     def account(self) -> Mapping[str, Any]:
         """All that is declared of the account, by the arguments of `indpriv.account`."""
-        every = {key: first_at(self.content, ("account", key), *at) for key, at in ACCOUNT.items()}
-        found = {key: value for key, value in every.items() if value not in (None, "")}
-        return found | ({"delta": float(found["delta"])} if "delta" in found else {})
+        return run_files.declared_account(self.content)
 
     @property
     def on_trust(self) -> Mapping[str, str]:

@@ -150,8 +150,8 @@ def write_audit(
     _folders.make_folder(output_dir)
     if _files.others_can_read(output_dir):
         _checks.warn_caller(text("sentence.warnings", "entered", folder=output_dir))
-    # Of an earlier audit, perhaps of another run, should this one not end, or not have them.
-    for file in (SUMMARY, REPORT, MARKDOWN, EXAMPLES, EXAMPLES_NON_DP, ATTACK_TABLE):
+    copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp.losses}
+    for file in (SUMMARY, REPORT, MARKDOWN, ATTACK_TABLE, *copies):  # of an earlier audit
         _folders.remove_file(output_dir / file)
     if examples is None:
         epsilon_table.write_epsilons(epsilons, output_dir / EPSILON)
@@ -160,7 +160,6 @@ def write_audit(
         names |= {name: f"{name} (metadata)" for name in names if name in epsilons.details}
         rows = recorded_run.in_rows_of(epsilons, examples).train_rows(ids)
         epsilon_table.write_epsilons(epsilons, output_dir / EPSILON, rows, names)
-    copies = {EXAMPLES: examples, EXAMPLES_NON_DP: recorded.non_dp.losses}
     for file, copied in copies.items():
         if copied is not None:
             copied.to_parquet(output_dir / file)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from indpriv import _checks, _facts, _storage
-from indpriv._formatting import formatted
+from indpriv._formatting import formatted, round_down, round_up
 from indpriv._reading import named
 from indpriv.accountant.method import Method
 from indpriv.analysis import distribution, summary
@@ -32,7 +32,7 @@ from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summ
 from indpriv.audit.pipeline import accounted, read_run
 from indpriv.epsilon_table import LARGEST_FILE, EpsilonTable
 from indpriv.norm_log import run_files, verify
-from indpriv.norm_log.fields import UNITS
+from indpriv.norm_log.fields import ACCOUNT_WORDS, UNITS
 from indpriv.norm_log.norm_log import open_run
 
 WITHHELD = "withheld"
@@ -159,15 +159,24 @@ def _limited(audit: summary.Audit, option: str, limit: Any) -> Condition:
     if value is None:
         said = f"--{option.replace('_', ' ', 1)}"
         raise _facts.refused("refusal.audits", "no_figure", option=said, name=name)
-    found, most = formatted(value, figure.form), option.startswith("max_")
+    most = option.startswith("max_")
     if not figure.unit:
-        asked = about.get("asked", limit)
+        asked, found = about.get("asked", limit), formatted(value, figure.form)
         found += f": {audit.guarantee.evidence}" if option == "verified" else ""
         return Condition(name, value == asked, found, asked, of, private)
     name = f"{name} ({audit.claim})" if of == "table" else name
-    asked = f"at most {limit:g}" if most else f"at least {formatted(limit, figure.form)}"
     passed = value <= limit if most else value >= limit
-    return Condition(name, passed, found, asked, of, private)
+    return Condition(name, passed, *_beside(value, limit, figure.form, most), of, private)
+
+
+def _beside(value: float, limit: float, form: str, most: bool = True) -> tuple[str, str]:
+    """A figure, rounded towards a failure, and its limit in full: on the same sides as texts."""
+    scale, unit = (100, " %") if form == "share1" else (1, "")
+    asked = f"{limit * scale:.15g}"
+    digits = max(2, len(asked.partition(".")[2]))
+    found = (round_up if most else round_down)(value * scale, digits) + unit
+    found = formatted(value, form) if form == "delta" or (most and digits == 2) else found
+    return found, f"at {'most' if most else 'least'} {asked}{unit}"
 
 
 def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
@@ -178,9 +187,9 @@ def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
         raise _facts.refused("refusal.audits", "no_groups")
     for by, ratio in ratios.items():
         name = f"mean epsilon of the worst-off over the best-off group by {by}"
-        found = "undefined" if ratio is None else f"{ratio:.4g}"
-        passed = ratio is not None and ratio <= limit
-        yield Condition(name, passed, found, f"at most {limit:g}", "groups", private=True)
+        found, asked = _beside(limit if ratio is None else ratio, limit, "eps")
+        found, passed = ("undefined", False) if ratio is None else (found, ratio <= limit)
+        yield Condition(name, passed, found, asked, "groups", private=True)
 
 
 def _signed(said: summary.Audit, run_dir: Path, keys: Path) -> Condition:
@@ -235,8 +244,7 @@ def _recomputed(
     secret = account.participation == "secret"
     everybody = len(table) <= LARGEST_FILE and (account.accountant == "rdp" or not secret)
     everybody |= log.unit_ids is not None
-    names = ["delta", "neighbouring", "participation"]
-    names += ["accountant", "conversion", "between_records"] * secret
+    names = ["delta", *(ACCOUNT_WORDS if secret else ("neighbouring", "participation"))]
     with named(audit_dir / EPSILON, "make the audit again"):
         method = Method(**{name: getattr(account, name) for name in names})
     own, run = accounted(log if everybody else log.take(np.arange(1)), recorded, method, by)

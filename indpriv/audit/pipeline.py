@@ -15,7 +15,7 @@ from indpriv._formatting import format_delta, sentence
 from indpriv._types import NDArray, StageProgress, silent
 from indpriv.accountant.account import account_parts, table_for
 from indpriv.accountant.blocks import versions, workers_of
-from indpriv.accountant.method import ESTIMATE, Method, usual_participation
+from indpriv.accountant.method import ESTIMATE, Method, usual_participation, warn_of
 from indpriv.analysis import guarantee, summary
 from indpriv.analysis import recorded_run as recorded_runs
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
@@ -211,6 +211,7 @@ def audit(
     recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
     recorded = _read_by(chosen, recorded)
+    warn_of(log, chosen)
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
     words += [word for column in by for word in ("--by", column)]
     settings: dict[str, Any] = {

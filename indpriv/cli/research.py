@@ -23,7 +23,7 @@ from indpriv.attack_signals import CONFIDENCE, is_signals, open_signals
 from indpriv.attacks import ATTACKS
 from indpriv.audit import attacks as of_runs
 from indpriv.audit import read_audit
-from indpriv.audit.accounts import advise_on_run, check_question, compose_runs, write_composition
+from indpriv.audit.accounts import advise_on_run, compose_runs, write_composition
 from indpriv.cli import common
 from indpriv.cli.commands import errors
 from indpriv.errors import InputError
@@ -282,8 +282,6 @@ def advise(
     as_json: bool,
 ) -> None:
     """Say how much noise or which clipping norm would bring each group to a target epsilon."""
-    settings = {"quantile": 0.95} | settings
-    check_question(target, settings["quantile"])
     run_dir = common.checked_run(run_dir, "advise")
     folder = output_dir or run_dir / ADVICE
     common.check_folder("--output-dir", folder)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from indpriv.errors import EvidenceError
 
 SHA256 = "b2fe6180aecef86ffdad7e819dc18796210b607ebbdb19c9e6efd0a88b11db13"
-_KNOWN = tomllib.loads(files("indpriv").joinpath("demo/adult.toml").read_text(encoding="utf-8"))
-CLASS_NAMES = tuple(_KNOWN["class_names"])
-NUMBERS, CATEGORIES = _KNOWN["numbers"], _KNOWN["categories"]
-AGE_BANDS = dict(_KNOWN["age_bands"])
+KNOWN = tomllib.loads(files("indpriv").joinpath("demo/adult.toml").read_text(encoding="utf-8"))
+CLASS_NAMES = tuple(KNOWN["class_names"])
+NUMBERS, CATEGORIES = KNOWN["numbers"], KNOWN["categories"]
+AGE_BANDS = dict(KNOWN["age_bands"])
 
 
 def read_frame() -> pd.DataFrame:

@@ -14,24 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv import ExampleTable
-from indpriv.demo.adult import AGE_BANDS, CLASS_NAMES, encode, read_frame
+from indpriv.demo.adult import AGE_BANDS, CLASS_NAMES, KNOWN, encode, read_frame
 from indpriv.recording import Recorder, private_generator
 
 SETTINGS = {"noise_multiplier": 1.4, "max_grad_norm": 1.0}  # epsilon 3 in 20 epochs
-RUN_INFO = {  # later commands find these in run.json
-    "name": "adult",
-    "made_by": "indpriv demo",
-    "training": SETTINGS,
-    "delta": 1e-5,
-    "groups": ["label", "race", "sex", "age_band"],
-    "class_names": CLASS_NAMES,
-    "released": "every state of the model may be published; losses and norms may not",
-    "preprocessing": "scaled by public constants, one-hot over UCI's lists; nothing was fitted",
-    "on_trust": {
-        "duplicates": "each row counts as one person; repeated rows were not looked for",
-        "floating point": "noise is added in floating point; attacks on its rounding are possible",
-    },
-}
+RUN_INFO = {**KNOWN["run_info"], "training": SETTINGS, "class_names": CLASS_NAMES}
 loss_fn = nn.CrossEntropyLoss(reduction="none")  # one loss per example
 People = tuple[TensorDataset, pd.DataFrame]
 

@@ -16,20 +16,20 @@ import numpy as np
 
 from indpriv._checks import check_delta
 from indpriv._facts import refused
-from indpriv._files import first_at, write_json
+from indpriv._files import write_json
 from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
-from indpriv.norm_log.run_files import ACCOUNT, read_run_json
+from indpriv.norm_log.run_files import declared_account, read_run_json
 
 STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
 # Statistics of individual epsilons: sensitive.
 STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
     "epsilon_mean": lambda table: float(table.epsilon.mean()),
     "epsilon_median": lambda table: float(np.median(table.epsilon)),
-    "epsilon_p95": lambda table: float(np.quantile(table.epsilon, 0.95, method="inverted_cdf")),
+    "epsilon_p95": lambda table: float(np.quantile(table.epsilon, 0.95, method="higher")),
     "epsilon_max": lambda table: float(table.epsilon.max()),
     "share_at_worst_case": lambda table: float(table.at_worst_case.mean()),
 }
@@ -202,6 +202,6 @@ def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, Ope
     if not recorder.state_dict()["step"]:
         return []
     run = open_run(recorder.run_dir)
-    told, keys = read_run_json(run.run_dir), ("participation", "neighbouring")  # as an audit does
-    said: Any = {key: first_at(told, ("account", key), *ACCOUNT[key]) for key in keys}
+    told: Any = declared_account(read_run_json(run.run_dir))  # as an audit does
+    said = {key: told.get(key) for key in ("participation", "neighbouring")}
     return [(account(run.log, delta=delta, **said), run)] if run.total_steps else []

@@ -118,7 +118,7 @@ def convert(
 
 def _read_settings(path: Path) -> tuple[Mapping[str, Any], StepSettings]:
     """What run.json declares, checked; one message names everything that is missing."""
-    content = run_files.checked_run_json(_files.read_json(path), path)
+    content = run_files.check_declared(_files.read_json(path), path)
     declared = {**_DEFAULTS, **content}
     missing = [name for name in _REQUIRED if declared.get(name) is None]
     if missing:

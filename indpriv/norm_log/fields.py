@@ -29,6 +29,14 @@ SAMPLERS = (
     *("fixed_size", "with_replacement", "by_client", "other"),
 )
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
+# What words of `indpriv.account` may be; an engine of each accountant is in accountant/account.py.
+ACCOUNT_WORDS = {
+    "accountant": ("rdp", "pld"),
+    "conversion": ("canonne2020", "mironov2017"),
+    "between_records": ("last", "closest", "worst_case"),
+    "participation": ("secret", "known"),
+    "neighbouring": NEIGHBOURING,
+}
 UNITS = ("example", "user", "client", "row")  # row: of which there are copies
 # What a log holds in place of gradient norms, by the kind of clipping.
 CONTRIBUTIONS = {

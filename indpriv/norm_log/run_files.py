@@ -17,9 +17,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from indpriv import _facts, _files, _folders
-from indpriv._reading import Number, Text, Whole, YesNo, check, table
+from indpriv import _checks, _facts, _files, _folders
+from indpriv._reading import Number, Text, Whole, YesNo, check, named, table
 from indpriv.errors import InputError, check_installed
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 Line = dict[str, Any]  # of the journal
 SCHEMA = 1  # of the journal
@@ -104,16 +105,14 @@ _AUDIT = table({Text: "participation? neighbouring?", Number: "tolerance?", list
 # Arguments of `indpriv.account` that run.json may have, and where else than under "account".
 ACCOUNT: dict[str, tuple[tuple[str, ...], ...]] = {
     "delta": (("delta",), ("training", "delta")),
+    **dict.fromkeys(ACCOUNT_WORDS, ()),
     "participation": (("participation",), ("config", "audit", "participation")),
     "neighbouring": (("config", "audit", "neighbouring"),),
-    "accountant": (),
-    "conversion": (),
-    "between_records": (),
 }
-_ACCOUNT_WORDS = "participation? neighbouring? accountant? conversion? between_records?"
+_WORDS = " ".join(f"{word}?" for word in ACCOUNT_WORDS)
 _RUN_JSON = table(
     {
-        table({Text: _ACCOUNT_WORDS, Number: "delta? tolerance?"}): "account?",
+        table({Text: _WORDS, Number: "delta? tolerance?"}): "account?",
         Number: "delta?",
         _AllSteps: "steps?",
         _OneOrEach: "noise_multiplier? max_grad_norm? sample_rate?",
@@ -137,13 +136,40 @@ def checked_run_json(content: Any, where: Path | str = RUN_JSON) -> Mapping[str,
     return found
 
 
+def declared_account(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of the account, by the arguments of `indpriv.account`; else InputError."""
+    # Earlier versions took a tolerance, which no account needs now
+    if wrong := sorted((content.get("account") or {}).keys() - {*ACCOUNT, "tolerance"}):
+        known = ", ".join(ACCOUNT)
+        raise _facts.refused("refusal.run_json", "account_key", key=wrong[0], known=known)
+    every = {key: _files.first_at(content, ("account", key), *at) for key, at in ACCOUNT.items()}
+    found = {key: value for key, value in every.items() if value not in (None, "")}
+    return found | ({"delta": float(found["delta"])} if "delta" in found else {})
+
+
 def checked_run_info(run_info: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a user wants run.json to hold; InputError, before training, where it cannot."""
+    """What a user wants run.json to hold; InputError, before training, where no audit takes it."""
     try:
         json.dumps(content := dict(run_info or {}), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"run_info cannot be written as JSON: {error}") from error
-    return dict(checked_run_json(content, "run_info"))
+    return dict(check_declared(content, "run_info"))
+
+
+def check_declared(content: Any, where: Path | str = RUN_JSON) -> Mapping[str, Any]:
+    """As `checked_run_json`, before a run is written; InputError for what no audit would take."""
+    found = checked_run_json(content, where)
+    with named(where, broken=()):
+        for key, value in declared_account(found).items():
+            if key != "delta":
+                _checks.check_choice(key, value, ACCOUNT_WORDS[key])
+            else:
+                _checks.check_delta(value)
+        for said in (found, found.get("training") or {}):
+            for name in _checks.SETTINGS:
+                if said.get(name) is not None:
+                    _checks.check_setting(name, said[name])
+    return found
 
 
 def read_run_json(run_dir: Path) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
+from indpriv._columns import RESULTS, asked_columns
 from indpriv._facts import damaged, refused, text
 from indpriv._files import write_json
 from indpriv._folders import make_folder
@@ -187,10 +188,8 @@ class Recorder:
             raise refused("refusal.arguments", "another_run", run_dir=self.run_dir)
         self._resume_at, self._first = step, step or 0
         self._run_id = secrets.token_hex(8) if state is None else str(logged.get("id", ""))
-        few = reference_examples
-        self._policy = _policy(
-            policy, state, every=every, reference_examples=few, batch_norms=batch_norms
-        )
+        chosen = {"every": every, "reference_examples": reference_examples}
+        self._policy = _policy(policy, state, **chosen, batch_norms=batch_norms)
         self._reference_positions = self._chosen_reference(state)
         self._counts_before = {} if state is None else journal_state.counts_at(state, step or 0)
         self._levels = Levels(rounding, rounding_mode)
@@ -333,13 +332,15 @@ class Recorder:
 
     def _check_groups(self) -> None:
         """Warn, or raise if strict, where run_info names groups that are no column."""
-        data, groups = self._data, self._run_info.get("groups") or ()
-        columns = {"label", *(() if data.metadata is None else data.metadata.columns)}
-        if unknown := [name for name in groups if name not in columns]:
-            listed = ", ".join(sorted(map(str, columns)))
-            said = text("refusal.arguments", "groups", name=unknown[0], columns=listed)
+        metadata = self._data.metadata
+        columns = ["label", *RESULTS, *map(str, () if metadata is None else metadata.columns)]
+        try:
+            for by in self._run_info.get("groups") or ():
+                asked_columns(str(by), columns)
+        except InputError as error:
+            said = text("refusal.arguments", "groups", error=error)
             if self._strict:
-                raise InputError(said)
+                raise InputError(said) from error
             warnings.warn(said, EvidenceWarning, stacklevel=4)
 
     def _agree(self) -> LogHeader:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from indpriv import _checks
 from indpriv._facts import refused
 from indpriv._types import ArrayLike, FloatArray, IntArray, NDArray
+from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.fields import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.recording import random_states
@@ -97,7 +98,9 @@ class Examples:
         try:
             for batch in batches:
                 yield self.on_device(self.unpacked(batch))
-        except TypeError as error:
+        except InputError:
+            raise
+        except of_batches.FAULTS as error:
             raise refused("refusal.arguments", "collate", error=error) from error
 
     @cached_property

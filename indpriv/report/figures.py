@@ -29,7 +29,7 @@ from indpriv.analysis.distribution import Distribution, LossRelation
 from indpriv.analysis.groups import MIN_GROUP, GroupTable
 from indpriv.analysis.schedule import Drivers, ScheduleFindings
 from indpriv.analysis.summary import GROUPS
-from indpriv.report.formats import TEMPLATES, shown_rows
+from indpriv.report.formats import TEMPLATES, shorten, shown_rows
 
 # Drawn in these, replaced by the page's custom properties, which change with light and dark mode.
 # figures.mplstyle has them too.
@@ -58,11 +58,6 @@ def new_figure(height: float) -> Figure:
 def placeholder(index: int) -> str:
     """What to draw instead of the index-th text from the data."""
     return f"TEXT{index:05d}"
-
-
-def shorten(text: str) -> str:
-    """A text from the data as a figure shows it."""
-    return text if len(text) <= _TEXT_LENGTH else text[: _TEXT_LENGTH - 1] + "…"
 
 
 def _font(match: re.Match[str]) -> str:
@@ -103,7 +98,8 @@ def to_svg(
         svg = re.sub(pattern, instead, svg)
     for variable, colour in _THEME.items():
         svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(r"TEXT(\d{5})", lambda match: escape(shorten(texts[int(match[1])])), svg)
+    short = [escape(shorten(text, _TEXT_LENGTH)) for text in texts]
+    svg = re.sub(r"TEXT(\d{5})", lambda match: short[int(match[1])], svg)
     view = re.search(r'viewBox="[^"]+"', svg)
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '

@@ -108,8 +108,7 @@ def _first_screen(audit: Audit, values: Mapping[str, Any], report: str) -> dict[
 def _height(values: Mapping[str, Any]) -> int:
     """Lines of the first screen with these values, the name of the run included."""
     lines = io.StringIO()
-    console = Console(file=lines, width=_WIDTH)
-    print_page("screen", console, key_width=_KEY_WIDTH, **values)
+    print_page("screen", Console(file=lines, width=_WIDTH), key_width=_KEY_WIDTH, **values)
     return 1 + len(lines.getvalue().splitlines())
 
 
@@ -198,9 +197,7 @@ def _evidence(audit: Audit) -> str:
     }
     named = [f"{word}: {', '.join(of)}" for word, of in words.items() if of]
     counts = [f"{len(of)} {word}" for word, of in words.items() if of]
-    repeated = re.search(r"equal at ([\d,]+ of [\d,]+ steps)", lines[1].detail)
-    steps = f"{first} ({repeated[1]} repeated)" if repeated else first
-    choices = map("; ".join, ([steps, *named], [first, *named], [first, *counts]))
+    choices = map("; ".join, ([first, *named], [first, *counts]))
     return next((line for line in choices if len(line) <= _ROOM), first)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
 import oracles
-from indpriv import InputError, NormLog, account
+from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method, blocks
 from indpriv.accountant.account import row_account
 from indpriv.accountant.pairs import Pairs
@@ -280,6 +280,19 @@ def test_a_delta_of_one_over_n_is_warned_about():
     log = NormLog.from_arrays(np.full((1, 100), 0.3), [0], **CIFAR)
     with pytest.warns(PrivacyWarning, match="delta=0.01 is at least 1/n"):
         account(log, delta=0.01)
+
+
+def test_each_warning_is_given_once_and_of_the_whole_log():
+    """Comparisons account for a few of the examples, whose number is not n."""
+    log = NormLog.from_arrays(np.full((2, 100), 0.3), [0, 1], unit_ids=[0] * 100, **CIFAR)
+    for ask in (account, membership_risk):
+        with pytest.warns(PrivacyWarning) as caught:
+            ask(log, delta=0.01)
+        said = [str(one.message) for one in caught]
+        assert [text.split(",")[0] for text in said] == [
+            'unit="example"',
+            "delta=0.01 is at least 1/n = 0.01: it would allow publishing a random example in full; pass a delta well below 1/n",
+        ]
 
 
 def test_the_path_of_a_run_is_no_log():

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog, account
-from indpriv.accountant.method import ACCOUNTANTS, BETWEEN_RECORDS
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 DELTA = 1e-5
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.3), [12, 16, 24, 32, 48, 64, 128, 256, 1024]])
 SLACK = 1e-9  # relative; below it values may differ by rounding
 
-pytestmark = pytest.mark.parametrize("accountant", ACCOUNTANTS)
+pytestmark = pytest.mark.parametrize("accountant", ACCOUNT_WORDS["accountant"])
 
 
 def audit(log, accountant, between_records="last", delta=DELTA):
@@ -95,7 +95,9 @@ def is_sound(table):
 
 
 @settings(max_examples=6, deadline=None)
-@given(run=runs(), between_records=st.sampled_from(BETWEEN_RECORDS), data=st.data())
+@given(
+    run=runs(), between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]), data=st.data()
+)
 def test_monotone_in_every_norm(accountant, run, between_records, data):
     norms, recorded, total_steps, changes = fitted(run, accountant)
     log = make_log(norms, recorded, total_steps, **changes)
@@ -148,7 +150,7 @@ def test_n_compositions_are_the_count_n(accountant, n_steps):
 
 
 @settings(max_examples=6, deadline=None)
-@given(run=runs(), between_records=st.sampled_from(BETWEEN_RECORDS))
+@given(run=runs(), between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]))
 def test_always_clipped_is_the_worst_case_and_never_touched_is_free(
     accountant, run, between_records
 ):

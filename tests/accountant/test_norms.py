@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog
-from indpriv.accountant.method import BETWEEN_RECORDS
 from indpriv.accountant.steps import GoverningNorms, clipped_steps, snapped, snapped_rates
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 
 def make_log(recorded_steps, total_steps, n_examples=1, **changes):
@@ -42,7 +42,7 @@ def test_closest_splits_gaps_in_the_middle_and_pairs_ties():
 
 
 def test_no_record_counts_every_step_at_the_clipping_norm():
-    for between_records in BETWEEN_RECORDS:
+    for between_records in ACCOUNT_WORDS["between_records"]:
         assert steps_by_record(GoverningNorms.of(make_log([], 7), between_records)) == {CLIPPED: 7}
 
 
@@ -70,7 +70,7 @@ def test_every_step_is_counted_once_under_its_own_setting(data):
         data.draw(st.lists(st.sampled_from([0.1, 1.0]), min_size=total_steps, max_size=total_steps))
     )
     log = make_log(recorded, total_steps, noise_multiplier=noise, sample_rate=rate)
-    for between_records in BETWEEN_RECORDS:
+    for between_records in ACCOUNT_WORDS["between_records"]:
         groups = GoverningNorms.of(log, between_records)
         assert groups.steps.sum() == total_steps
         assert np.all(groups.steps.data > 0)

@@ -184,7 +184,7 @@ def test_with_the_tight_accountant_nobody_exceeds_the_tight_worst_case():
     assert np.all(tight.epsilon <= tight.worst_case_epsilon)
     assert tight.epsilon[2] == tight.worst_case_epsilon
     assert tight.account.why_at_worst_case == "no smaller bound is proven for them"
-    assert bound.account.why_at_worst_case == "clipped in every step"
+    assert bound.account.why_at_worst_case == "counted as clipped in every step"
     assert np.any(tight.epsilon < tight.worst_case_epsilon)
     assert np.all(tight.epsilon <= tight.details["rdp_epsilon"])
     np.testing.assert_array_equal(tight.details["rdp_epsilon"], bound.epsilon)

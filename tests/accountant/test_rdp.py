@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 import oracles
-from indpriv.accountant.method import CONVERSIONS, Method
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp import (
     FLOAT_SLACK,
     compute_rdp,
@@ -17,6 +17,7 @@ from indpriv.accountant.rdp import (
 )
 from indpriv.accountant.steps import StepKinds
 from indpriv.errors import InputError
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 MOST = 2e-3  # by which an epsilon may be above that of the best of all orders
 DENSE = 1 + np.geomspace(1e-4, 1e5, 100_000)
@@ -203,7 +204,7 @@ def best_of_dense(divergence, epsilon, delta, conversion):
     return max(min((own.min() for own in bounds), default=np.inf), 0.0)
 
 
-@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("conversion", ACCOUNT_WORDS["conversion"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_order_of_a_hundred_thousand_is_much_better(conversion, seed):
     for kinds, steps, delta in runs_to_order(5, seed):

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 import oracles
 from indpriv import NormLog, account
 from indpriv.accountant import steps as steps_module
-from indpriv.accountant.method import BETWEEN_RECORDS
 from indpriv.accountant.rdp import epsilon_offsets, renyi_divergences
 from indpriv.accountant.steps import StepKinds, Steps, condensed
+from indpriv.norm_log.fields import ACCOUNT_WORDS
 
 ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
 
@@ -76,7 +76,7 @@ def draw_run(data, *, varying_norm):
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
+@given(data=st.data(), between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]))
 def test_levels_under_few_settings_equal_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=False)
     norms = np.ceil(norms * 32) / 32  # already on the levels: rounding changes nothing
@@ -90,7 +90,7 @@ def test_levels_under_few_settings_equal_the_step_by_step_sum(data, between_reco
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
+@given(data=st.data(), between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]))
 def test_a_moving_clipping_norm_never_lowers_a_contribution(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)
     log = NormLog.from_arrays(norms, recorded, rounding=0.1, **run)
@@ -119,7 +119,7 @@ def test_code_of_a_moving_clipping_norm_by_hand():
 
 
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
+@given(data=st.data(), between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]))
 def test_norms_without_rounding_are_slightly_above_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)
     log = NormLog.from_arrays(norms, recorded, rounding=0, **run)
@@ -133,7 +133,11 @@ def test_norms_without_rounding_are_slightly_above_the_step_by_step_sum(data, be
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS), varying_norm=st.booleans())
+@given(
+    data=st.data(),
+    between_records=st.sampled_from(ACCOUNT_WORDS["between_records"]),
+    varying_norm=st.booleans(),
+)
 def test_snapped_laws_enclose_the_exact_ones(data, between_records, varying_norm):
     norms, recorded, run = draw_run(data, varying_norm=varying_norm)
     log = NormLog.from_arrays(norms, recorded, rounding=0.05, **run)
@@ -247,7 +251,7 @@ def test_always_clipped(rounding):
     assert norms.always_clipped(whole(log)).tolist() == expected
 
 
-@pytest.mark.parametrize("between_records", BETWEEN_RECORDS)
+@pytest.mark.parametrize("between_records", ACCOUNT_WORDS["between_records"])
 def test_ten_thousand_levels_under_one_setting(between_records):
     rng = np.random.default_rng(0)
     norms, recorded = (

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indpriv._facts import Fact
 from indpriv.analysis.attacks.attributes import measure_attribute
@@ -15,18 +17,19 @@ from indpriv.analysis.attacks.canaries import (
     simulated_evidence,
 )
 from indpriv.analysis.attacks.rates import exceeds
+from indpriv.analysis.distribution import describe
 from indpriv.analysis.groups import Reversal
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import BINS, TRIED, findings, nothing
 from indpriv.attack_scores import AttackScores
-from indpriv.audit.gate import judge
+from indpriv.audit.gate import _beside, judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import CHECKS
 from indpriv.norm_log.fields import StepSettings
 from reconstructions import scores as reconstructed
 from summaries import summary_of
-from synthetic import knowledge, small_run
+from synthetic import epsilon_table, knowledge, small_run
 
 STRICT = {
     "max_worst_case_epsilon": 2.0, "max_delta": 1e-5, "max_p99_epsilon": 2.0, "max_epsilon": 1.9, "min_coverage": 1.0,
@@ -100,6 +103,44 @@ def test_a_limit_is_inclusive_and_compares_what_was_computed(content):
     assert failed(content, max_worst_case_epsilon=math.nextafter(worst, 0)) == [
         "worst-case epsilon"
     ]
+
+
+@given(
+    value=st.floats(0.001, 30),
+    limit=st.one_of(st.floats(0.001, 30).map(lambda limit: round(limit, 3)), st.just(1.2345678)),
+    most=st.booleans(),
+)
+def test_a_figure_stands_on_its_side_of_the_limit_that_was_typed(value, limit, most):
+    """A rounded limit would show one that nobody typed, and a figure that fails within it."""
+    found, asked = _beside(value, limit, "eps", most)
+    assert asked == f"at {'most' if most else 'least'} {limit:.15g}"
+    assert (
+        (float(found) <= limit) == (value <= limit)
+        if most
+        else (float(found) >= limit) == (value >= limit)
+    )
+
+
+def test_limits_are_shown_as_they_were_typed(content):
+    limits = {"max_worst_case_epsilon": 3.0000001, "min_test_accuracy": 0.10009, "min_coverage": 1}
+    limits |= {"max_group_ratio": 100.00001, "max_delta": 1.23456789e-5}
+    asked = {one.name: one.asked for one in judge(content, limits)}
+    assert asked["worst-case epsilon"] == "at most 3.0000001"
+    assert asked["test accuracy"] == "at least 10.009 %"
+    assert asked["steps recorded"] == "at least 100 %"
+    assert asked["delta"] == "at most 1.23456789e-05"
+    assert "at most 100.00001" in asked.values()
+
+
+def test_a_limit_that_holds_only_between_two_examples_fails(run):
+    """19 of 20 people have 1, and a line to the last one passes there at 1.2."""
+    summary = summary_of(*run)
+    values = np.append(np.ones(19), 5.0)
+    between = np.quantile(values, 0.95)
+    found = summary.replace(individual=describe(epsilon_table(values, worst_case=9.0)))
+    assert 1 < between < found.individual.p95 == 5
+    assert failed(found.to_json(), max_p95_epsilon=between) == ["individual epsilon, p95 (exact)"]
+    assert failed(found.to_json(), max_p95_epsilon=5.0) == []
 
 
 def test_group_ratios(content):

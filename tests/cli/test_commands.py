@@ -20,8 +20,7 @@ from command_lines import run
 from indpriv import cli
 from indpriv._columns import to_floats
 from indpriv._files import read_json
-from indpriv.accountant.method import ACCOUNTANTS, BETWEEN_RECORDS, PARTICIPATION, PRESETS
-from indpriv.accountant.rdp import CONVERSIONS
+from indpriv.accountant.method import PRESETS
 from indpriv.analysis.summary import SCHEMA_VERSION
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.audit.gate import GROUP_RATIO, LIMITS
@@ -29,7 +28,7 @@ from indpriv.cli import app
 from indpriv.cli.commands import keys_of, settings_of
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.fields import NEIGHBOURING
+from indpriv.norm_log.fields import ACCOUNT_WORDS, NEIGHBOURING
 from indpriv.release.ledger import METHODS
 from indpriv.report.page import find_browser
 
@@ -119,9 +118,9 @@ def test_settings_are_explained_without_arguments(name, key, capsys):
 @pytest.mark.parametrize(
     ("key", "choices"),
     {
-        "accountant": ACCOUNTANTS,
-        "conversion": CONVERSIONS,
-        "between_records": BETWEEN_RECORDS,
+        "accountant": ACCOUNT_WORDS["accountant"],
+        "conversion": ACCOUNT_WORDS["conversion"],
+        "between_records": ACCOUNT_WORDS["between_records"],
         "preset": PRESETS,
         "neighbouring": NEIGHBOURING,
     }.items(),
@@ -135,7 +134,7 @@ def test_choices_are_those_of_the_account(key, choices):
 
 def test_other_choices_and_limits_are_those_of_the_package():
     assert keys_of("publish quantiles")["method"][0] == " | ".join(METHODS)
-    assert keys_of("compose")["participation"][0] == " | ".join(PARTICIPATION)
+    assert keys_of("compose")["participation"][0] == " | ".join(ACCOUNT_WORDS["participation"])
     kinds = {"max": "largest", "min": "smallest"}.items()
     limits = {f"{kind}_{key}" for kind, of in kinds for key in keys_of("gate", of)}
     assert {*LIMITS, GROUP_RATIO} == limits | keys_of("gate", "require").keys()

@@ -187,6 +187,9 @@ BAD_SETTINGS = {
     "microbatch_size=4": {"microbatch_size": 4},
     "seeded='no'": {"seeded": "no"},
     'unit="user" needs unit ids': {"unit": "user"},
+    r"delta=0\.0 is not in \(0, 1\)": {"delta": 0},
+    r"delta=1\.0 is not in \(0, 1\)": {"account": {"delta": 1}},
+    "participation='maybe' is not known": {"participation": "maybe"},
 }
 
 

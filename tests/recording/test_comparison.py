@@ -7,12 +7,14 @@ import warnings
 from contextlib import nullcontext
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv._facts import text
+from indpriv.audit import audit
 from indpriv.errors import EvidenceError, EvidenceWarning, InputError
 from indpriv.norm_log.evidence import CHECKS, COMPARISONS, lines_of
 from indpriv.norm_log.norm_log import open_run
@@ -173,10 +175,24 @@ def test_a_chosen_seed_is_said_at_attach(tmp_path):
 
 
 def test_groups_that_are_no_column_are_said_at_attach(tmp_path):
-    with pytest.warns(EvidenceWarning, match="names 'race', which is no column of metadata"):
+    with pytest.warns(EvidenceWarning, match="run_info names: there is no column 'race'"):
         record(private_run(), tmp_path / "run", run_info={"groups": ["race"]})
-    with pytest.raises(InputError, match="names 'race'"):
+    with pytest.raises(InputError, match="there is no column 'race'"):
         record(private_run(), tmp_path / "other", run_info={"groups": ["race"]}, strict=True)
+
+
+def test_groups_that_an_audit_makes_of_columns_are_no_fault(tmp_path):
+    """Bins, intersections and what the final model got right; warnings are errors."""
+    groups = ["age:bins=4", "label,age:bins=2", "correct", "loss:bins=3"]
+    metadata = pd.DataFrame({"age": np.arange(120.0)})
+    info = {"groups": groups, "delta": 1e-4}
+    record(private_run(), tmp_path / "run", metadata=metadata, test_set=blobs(), run_info=info)
+    audited = audit(tmp_path / "run", tmp_path / "audit")
+    assert [table.by for table in audited.groups] == groups
+    with pytest.warns(EvidenceWarning, match="bins='x' is not a whole number"):
+        record(
+            private_run(), tmp_path / "x", metadata=metadata, run_info={"groups": ["age:bins=x"]}
+        )
 
 
 def halved(run):

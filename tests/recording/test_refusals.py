@@ -311,6 +311,22 @@ def test_views_of_an_example_are_refused_with_what_to_do(mode, tmp_path):
         ({"groups": "sex"}, "run_info: groups='sex' is not right: it should be a valid list"),
         ({"config": pd.DataFrame({"a": [1]})}, "run_info cannot be written as JSON: .*DataFrame"),
         ({"rate": float("nan")}, "run_info cannot be written as JSON"),
+        ({"delta": 0}, r"run_info: delta=0\.0 is not in \(0, 1\)"),
+        ({"training": {"delta": 1}}, r"run_info: delta=1\.0 is not in \(0, 1\)"),
+        ({"account": {"delta": 2.5}}, r"run_info: delta=2\.5 is not in \(0, 1\)"),
+        ({"participation": "maybe"}, "run_info: participation='maybe' is not known"),
+        ({"account": {"accountant": "prv"}}, "run_info: accountant='prv' is not known"),
+        ({"account": {"neighbouring": "swap"}}, "run_info: neighbouring='swap' is not known"),
+        ({"account": {"deltas": 1e-5}}, "account has the key 'deltas'"),
+        (
+            {"noise_multiplier": 0},
+            r"run_info: noise_multiplier=0\.0 is not a finite number above 0",
+        ),
+        (
+            {"training": {"sample_rate": [0.1, 2]}},
+            r"run_info: sample_rate=2\.0 at step 1 is not in",
+        ),
+        ({"max_grad_norm": -1}, r"run_info: max_grad_norm=-1\.0 is not a finite number above 0"),
     ],
 )
 def test_what_run_json_cannot_hold_is_refused_before_training(run_info, said, tmp_path):

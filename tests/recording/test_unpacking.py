@@ -213,6 +213,13 @@ def test_what_the_message_says_to_write_works(case, tmp_path):
     assert attach(tmp_path, **given) == ""
 
 
+def test_a_data_set_whose_items_fail_is_one_message():
+    """A replay has no loop of the user's that would fail first."""
+    examples = Examples(Items(lambda i: {}[i]), None, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"items: KeyError\(0\); correct the data set"):
+        next(examples.batches(5))
+
+
 def test_the_users_own_collate_function_is_used(tmp_path):
     dataset = blobs()
     examples = Examples(dataset, default_collate, torch.device("cpu"))

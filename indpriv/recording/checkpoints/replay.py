@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
@@ -107,6 +108,7 @@ class AuditSpec(TrainingData):
                 raise refused("refusal.checkpoints", "no_function", name=name, kind=kind)
         if isinstance(self.model, nn.Module):
             raise refused("refusal.checkpoints", "model_is_a_module")
+        object.__setattr__(self, "model", partial(_built, self.model))
         object.__setattr__(self, "loss_fn", with_targets(self.loss_fn))
         super().__post_init__()
         if self.test_set is not None and length(self.test_set, "test_set") == 0:
@@ -116,6 +118,18 @@ class AuditSpec(TrainingData):
     def n_examples(self) -> int:
         """Number of training examples."""
         return len(self.ids)
+
+
+def _built(build: Callable[[], Any]) -> nn.Module:
+    """What a user's function builds; InputError if it fails, or that is no module."""
+    try:
+        if isinstance(found := build(), nn.Module):
+            return found
+    except InputError:
+        raise
+    except _IMPORT_FAULTS as error:
+        raise refused("refusal.checkpoints", "model_fails", error=error) from error
+    raise refused("refusal.checkpoints", "no_model", kind=type(found).__name__)
 
 
 def load_spec(reference: str) -> AuditSpec:

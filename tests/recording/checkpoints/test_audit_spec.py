@@ -79,6 +79,20 @@ def test_a_spec_file_knows_where_it_is_and_its_own_errors_are_shown(tmp_path, mo
 
 
 @pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: 1 / 0, r"spec\.model\(\) fails: ZeroDivisionError\('division by zero'\)"),
+        (lambda width: nn.Linear(width, 2), r"spec\.model\(\) fails: TypeError"),
+        (lambda: nn.Linear, r"spec\.model\(\) returns a type"),
+        (lambda: None, r"spec\.model\(\) returns a NoneType"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_one_message(build, words):
+    with pytest.raises(InputError, match=words):
+        AuditSpec(**{**GOOD, "model": build}).model()
+
+
+@pytest.mark.parametrize(
     ("reference", "words"),
     [
         ("my_training", "expected module and name, e.g. my_package.training:spec"),
