@@ -53,7 +53,10 @@ class MethodOptions(TypedDict, total=False):
 def method_of_run(
     log: NormLog, recorded: RecordedRun, path: Path, options: MethodOptions
 ) -> tuple[Method, list[str]]:
-    """How to account the log of a run (InputError without a delta), and the words that say so."""
+    """How to account the log of a run, and the words that say so.
+
+    InputError without a delta; PrivacyWarning as of `indpriv.account`.
+    """
     declared = recorded.declared
     given = {**declared.account, **{key: one for key, one in options.items() if one is not None}}
     if given.get("delta") is None:
@@ -64,6 +67,7 @@ def method_of_run(
     relation = guarantee.usual_relation(log, recorded.recorder)
     usual: dict[str, Any] = {"participation": participation, "neighbouring": relation}
     method = Method(**usual | given)
+    warn_of(log, method)
     words = ["--delta", repr(float(method.delta))]  # with all digits
     if method.preset is not None:
         words += ["--set", f"preset={method.preset}"]
@@ -211,7 +215,6 @@ def audit(
     recorded = recorded_runs.with_references(recorded, path, signals, baseline_signals)
     chosen, options = method_of_run(log, recorded, path, method)
     recorded = _read_by(chosen, recorded)
-    warn_of(log, chosen)
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
     words += [word for column in by for word in ("--by", column)]
     settings: dict[str, Any] = {
