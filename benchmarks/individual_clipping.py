@@ -134,7 +134,7 @@ def prepare(
     kept = dataset if images == len(dataset.train) else dataclasses.replace(dataset, train=few)
     training = tables["training"]
     setting = (
-        f"{len(kept.train):,} examples, {training['epochs']} epochs, batches of {training['batch_size']}, "
+        f"{len(kept.train):,} examples, {training['epochs']} epochs, batch_size={training['batch_size']}, "
         f"max_grad_norm C = {training['max_grad_norm']}, worst-case epsilon {training['target_epsilon']} at delta "
         f"{training['delta']:g} if no seed were known"
     )
