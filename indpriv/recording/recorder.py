@@ -384,7 +384,7 @@ class Recorder:
             sampler=run.sampler,
             individually_clipped=individually,
             norm_pass=norm_pass.to_header([*norm_pass.caveats, *void]),
-            policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
+            policy=self._policy.in_steps(len(run.batch_sampler)).to_dict(),
             privacy_filter={"order": limit.order, "rdp_cap": limit.rdp_cap} if limit else {},
             run={
                 "id": self._run_id,
@@ -403,7 +403,7 @@ class Recorder:
     def _prepare(self, header: LogHeader) -> None:
         """Make ready to watch; nothing is changed yet."""
         run, data = self._run, self._data
-        self._in_steps = self._policy.in_steps(run.steps_per_epoch)
+        self._in_steps = self._policy.in_steps(len(run.batch_sampler))
         self._caveats = list(header.norm_pass["caveats"])  # why an account is an estimate
         self._clipping = ClipThresholds(
             len(data.ids),
@@ -687,7 +687,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         "secure_mode": run.sources.is_secure,
         "sampler_class": run.sampler_class,
         **({"max_batch_size": int(run.batch_sampler.max_batch_size)} if truncated else {}),
-        "steps_per_epoch": run.steps_per_epoch,
+        "steps_per_epoch": len(run.batch_sampler),
         **described_parameters(run.whole.module),
         "versions": {
             "torch": torch.__version__,

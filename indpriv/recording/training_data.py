@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from opacus import data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from indpriv import _checks
 from indpriv._facts import refused
@@ -70,10 +70,8 @@ class Examples:
 
     def read(self, positions: IntArray) -> Any:
         """These rows as a loader reads them: a list of items, or whatever the data set makes."""
-        several = getattr(self.dataset, "__getitems__", None)
-        if several is not None:
-            return several(positions.tolist())
-        return [self.dataset[int(position)] for position in positions]
+        rows, several = positions.tolist(), getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[row] for row in rows] if several is None else several(rows)
 
     def collated(self, positions: IntArray) -> Any:
         """A batch of these rows, as a loader makes it."""
@@ -85,18 +83,10 @@ class Examples:
         self, batch_size: int, positions: IntArray | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
-        batches: Iterable[Any]
-        if self._tensors:
-            index = slice(None) if positions is None else torch.as_tensor(positions)
-            parts = (tensor[index].split(batch_size) for tensor in self._tensors)
-            # Clones, one batch after the other: a forward pass may write into its inputs.
-            batches = ([part.clone() for part in batch] for batch in zip(*parts, strict=True))
-        else:
-            whole = self.dataset
-            dataset = whole if positions is None else Subset(whole, positions.tolist())
-            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate)
+        wanted = np.arange(len(self)) if positions is None else positions
         try:
-            for batch in batches:
+            for start in range(0, len(wanted), batch_size):
+                batch = self.collated(wanted[start : start + batch_size])
                 yield self.on_device(self.unpacked(batch))
         except InputError:
             raise
@@ -150,11 +140,10 @@ def norms_of(
         together[1].gather()
     several = None if together is None or together[0].size == 1 else together
     wanted = np.arange(len(ids)) if positions is None else positions
-    if several is not None:
-        positions = np.array_split(wanted, several[0].size)[several[0].rank]
+    mine = wanted if several is None else np.array_split(wanted, several[0].size)[several[0].rank]
     norms, targets_hash = [np.zeros(0)], hashlib.sha256()
     with kept_random_state():
-        for inputs, targets in examples.batches(norm_pass.batch_size, positions):
+        for inputs, targets in examples.batches(norm_pass.batch_size, mine):
             norms.append(norm_pass(inputs, targets)[0].detach().cpu().numpy().astype(np.float64))
             for leaf in [] if examples.random_parts[1] else tensors_of(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())

@@ -228,7 +228,7 @@ class Watch:
             self.tally.drew(Draw(positions, run.sample_rate, canaries))
         if run.is_poisson:
             run.sources.leave("batches")
-            self.tally.counts.repeated_draws += run.sources.repeated("batches")
+            self.tally.counts.repeated_draws += not self._aside and run.sources.repeated("batches")
 
     def _on_epoch_end(self, exhausted: bool, final: bool) -> None:
         optimizer, loader = self._run.optimizer, self._run.loader
@@ -237,7 +237,7 @@ class Watch:
             self._micro_batches.clear()
         self.tally.end_epoch(
             exhausted=exhausted,
-            planned=self._run.steps_per_epoch,
+            planned=len(self._run.batch_sampler),
             prefetched=loader.num_workers * (loader.prefetch_factor or 0),
             interrupted=interrupted,
             final=final,
@@ -350,7 +350,7 @@ class Watch:
             self.findings.add("fed", "twice")
         else:
             intact = call.intact and not call.delivered.is_changed
-            self.findings.compare("fed", intact, "changed")
+            self.findings.add("fed", "" if intact else "changed")
             with kept_random_state():
                 self.deliveries.compare_known(call.delivered)
         if call.is_written:
@@ -457,7 +457,7 @@ class Watch:
         run, counts, batches = self._run, self.tally.counts, self._micro_batches
         run.check_update()
         if run.whole.adds_noise(run.optimizer):
-            counts.repeated_draws += run.sources.repeated("noise")
+            counts.repeated_draws += not self._aside and run.sources.repeated("noise")
         drawn, whole = self.tally.next_batch()
         if self._noised is None:
             raise damaged("refusal.training", "add_noise")
@@ -513,7 +513,7 @@ class Watch:
                 t is not None and same_values(local(t), e)
                 for t, e in zip(taken, self._coming, strict=True)
             )
-            self.findings.compare("gradient_taken", same, "other")
+            self.findings.add("gradient_taken", "" if same else "other")
 
     def _taking(self, *_: Any) -> None:
         """The last moment before parameters move."""

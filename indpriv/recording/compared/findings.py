@@ -40,13 +40,8 @@ class Findings:
 
     def add(self, key: str, case: str = "", **values: Any) -> None:
         """Note one comparison of the current step: equal, or a case of the check's texts."""
-        refutes = case in CHECKS[key].refutes
-        word = _REFUTED if refutes else _OPEN if case else _EQUAL
+        word = _REFUTED if case in CHECKS[key].refutes else _OPEN if case else _EQUAL
         self._note(key, word, text(f"check.{key}", case, **values) if case else "")
-
-    def compare(self, key: str, equal: bool, case: str, **values: Any) -> None:
-        """Note whether it was equal, and else the case."""
-        self.add(key, "" if equal else case, **values)
 
     def not_compared(self, keys: Iterable[str], why: str) -> None:
         """Note that comparisons could not be made."""

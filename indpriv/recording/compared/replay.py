@@ -136,7 +136,7 @@ class Replay:
 
         error = float(errors(fed).abs().max())
         if error <= tolerance:
-            return self.findings.compare("replay", self._adds_up(one), "not_linear")
+            return self.findings.add("replay", "" if self._adds_up(one) else "not_linear")
         same, off = errors((one.arguments, one.targets)), f"by {error:.2g} of their norm"
         if float(same.abs().max()) > tolerance and float(same.min()) >= -tolerance:
             return self.findings.add("replay", "larger_norms", off=off)
@@ -394,7 +394,7 @@ class Replay:
         alike = [t.view_as(f) for f, t in zip(clipped, found, strict=True)]
         off = _distance(clipped, alike) / float(rule.max_grad_norm)
         same = off <= _TOLERANCES["sum"][self._was_half] * math.sqrt(max(size, 1))
-        self.findings.compare("replay", same, "other_sum", error=off)
+        self.findings.add("replay", "" if same else "other_sum", error=off)
 
     def _repeated(self, one: Call, weights: Tensor, fed: Any = None) -> list[Tensor]:
         """Gradients of the weighted sum of losses, by autograd on a twin.

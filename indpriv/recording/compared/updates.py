@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,20 @@ from indpriv.recording.random_states import kept_random_state, random_state, set
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _DEEP, _MANY = 6, 4000  # levels of containers and objects that are looked into, and how many
-_LEFT_OUT = (type, torch.Generator, torch.optim.Optimizer)
+_LEFT_OUT = type | FunctionType | ModuleType | torch.Generator | torch.optim.Optimizer
 # Attributes of modules that torch and Opacus write.
 _OF_TORCH = frozenset(["activations", "max_batch_len", "ddp_hooks", "_modules"])
 _OF_TORCH |= {"_parameters", "_buffers", "_forward_counter"}
 _SAME_STEP = 1e-6
 _SMALL = 1 << 16  # entries of a tensor that is not looked at by itself
-_AHEAD = 512  # numbers of steps or epochs at which a law is asked before training gets there
+_AHEAD = 512  # numbers of steps or epochs, at least, that a law is asked ahead of training
 # What the steps of a scheduler move; its parts are asked for themselves.
 _OF_STEPS = frozenset(["last_epoch", "_last_lr", "_step_count", "T_cur", "T_i", "_schedulers"])
 _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn_ref"}
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")  # of users
-_NUMBERS = int | float | str | np.generic | Tensor
+# Settings that schedulers of torch and of Opacus move.
+_OF_GROUPS, _OF_OPACUS = {"lr", "momentum", "betas"}, {"noise_multiplier", "max_grad_norm"}
+_PLAIN = int, float, str, np.generic, Tensor, list
 _GIVEN_ONCE = (Iterator, torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -69,7 +72,7 @@ class PublishedState:
             return False
         end = -1 if but_buffers else None  # the first pass of a step may write what is published
         same = bool(last[but_buffers:end] == self._last[but_buffers:end])
-        self._findings.compare("state", same, "changed", when=when)
+        self._findings.add("state", "" if same else "changed", when=when)
         return same
 
     @torch.no_grad()
@@ -130,8 +133,8 @@ class PublishedState:
         off = max(max(relative(a, b), relative(b, a)) for a, b in pairs)
         wrote = type(self._inner), step  # which may have been replaced in torch's class
         of_torch = all(f"{one.__module__}.".startswith("torch.optim.") for one in wrote)
-        case = "other" if of_torch else "library"
-        self._findings.compare("step", of_torch and off <= _SAME_STEP, case)
+        case = "library" if not of_torch else "other" if off > _SAME_STEP else ""
+        self._findings.add("step", case)
 
 
 def print_of(tensors: Iterable[Tensor]) -> list[int]:
@@ -161,7 +164,7 @@ def attributes(module: nn.Module) -> list[Any]:
 
 
 def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
-    """Numbers, texts, tensors and arrays in containers and objects, to be compared with others."""
+    """Numbers, texts, tensors and arrays that a copy of a value has copies of, to be compared."""
     if isinstance(value, bool | int | float | str | bytes | None):
         return value
     if isinstance(value, np.generic | np.ndarray):
@@ -175,7 +178,7 @@ def held_in(value: Any, deep: int = _DEEP, seen: set[int] | None = None) -> Any:
         return None
     seen.add(id(value))
     if not isinstance(value, Mapping | Sequence | set | frozenset):
-        value = getattr(value, "__dict__", {})
+        value = getattr(value, "__dict__", None) or gc.get_referents(value)
     # Names beside values: pairs made here would be gone, and their ids used again.
     names = [repr(name) for name in value] if isinstance(value, Mapping) else []
     parts = value.values() if isinstance(value, Mapping) else value
@@ -202,10 +205,11 @@ class Settings:
 
         With values of the case's text.
         """
-        own, now = self._optimizer, self._now(setting)
+        own = self._optimizer
         released, self._released = self._released, own.max_grad_norm
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)
+        now = self._now(setting)
         last, self.last = self.last or now, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
@@ -215,9 +219,8 @@ class Settings:
         for name, value in said.items():
             if any(one != _plain(value) for one in now[name]):
                 return "not_said", {"name": name, "is_": now[name][0], "step": step, "said": value}
-        for one in self._schedulers:
-            one.follow(step)
-        if late := [one.kind for one in self._schedulers if one.has_stopped(step) and not said]:
+        late = [one.kind for one in self._schedulers if one.follow(step)]
+        if late and not said:
             return "stopped", {"kind": late[0], "step": step}
         if not (unexplained := self._unexplained(now, last, released, said)):
             return "", {}
@@ -227,14 +230,15 @@ class Settings:
 
     def _now(self, setting: StepSetting) -> dict[str, Any]:
         own, groups = self._optimizer, self._optimizer.param_groups
-        held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _NUMBERS)}
+        held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _PLAIN)}
         held |= vars(setting) | {"model": self._model}
         held["class of the optimizer"] = type(own.original_optimizer).__name__
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
             now[name] = [_plain(group.get(name)) for group in groups]
         places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
-        now["parameter groups"] = [hashlib.sha256(repr(places).encode()).hexdigest()]
+        described = places, sorted({one.made for one in self._schedulers or ()})
+        now["groups and schedulers"] = [hashlib.sha256(repr(described).encode()).hexdigest()]
         return now
 
     def moved_later(self, setting: StepSetting) -> list[str]:
@@ -245,23 +249,31 @@ class Settings:
 
     def _unexplained(self, now: Any, last: Any, released: Any, said: Any = ()) -> list[str]:
         changed = [one for one in now if one not in said and last.get(one, now[one]) != now[one]]
-        return [one for one in changed if not self._by_law(one, now[one], last.get(one), released)]
+        return [one for one in changed if not self._by_law(one, now[one], last, released)]
 
     def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
         if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
             return released in (None, *now)  # the rule's own private release
-        laws = self._schedulers or []
-        if name in ("noise_multiplier", "max_grad_norm"):
-            kind = "Noise" if name == "noise_multiplier" else "GradClip"
-            mine = [one for one in laws if one.of_opacus and kind in one.kind]
-            return any(one.is_steady and one.gives(last[0], now[0]) for one in mine)
-        laws = [one for one in laws if not one.of_opacus]
-        if not laws or any(one.kind == "ReduceLROnPlateau" for one in laws):
+        if name not in _OF_GROUPS | _OF_OPACUS or name not in last:
             return False
-        if name == "lr":
-            return any(one.is_steady for one in laws if _plain(one.own._last_lr) == now)
-        cycles = any(getattr(one.own, "cycle_momentum", False) for one in laws)
-        return cycles and name in ("momentum", "betas")
+        laws = [one for one in self._schedulers or () if one.is_steady]
+        moved = [part for one in laws for part in one.leaves if part.passed]
+        # In either order; one alone where a run is resumed, and an old one is still there.
+        orders = moved, moved[::-1], *([one] for one in moved)
+        return any(self._made_of(last, name, order) == now for order in orders)
+
+    def _made_of(self, last: Any, name: str, order: Iterable["_Scheduler"]) -> Any:
+        """What the last steps of schedulers, one after the other, made of the last settings."""
+        stub = SimpleNamespace(**{key: last[key][0] for key in _OF_OPACUS if key in last})
+        stub.param_groups = [dict(group) for group in self._optimizer.param_groups]
+        for k, group in enumerate(stub.param_groups):
+            for key in (_OF_GROUPS & group.keys()) & last.keys():
+                held, number = group[key], last[key][k]
+                group[key] = held.new_tensor(number) if isinstance(held, Tensor) else number
+        for one in order:
+            one.move(stub)
+        held = [vars(stub)] if name in _OF_OPACUS else stub.param_groups
+        return [_plain(one.get(name)) for one in held]
 
 
 class _Scheduler:
@@ -270,10 +282,14 @@ class _Scheduler:
     def __init__(self, own: Any) -> None:
         self.own, self.kind = own, type(own).__name__
         self.of_opacus = type(own).__module__.startswith("opacus.")
-        self._made = self._as_made()
+        self.made = self._as_made()
         self._law = _Law(lambda epoch: [f(epoch) for f in self._functions()])
         self._parts = [_Scheduler(part) for part in getattr(own, "_schedulers", ())]
-        self._last: tuple[int, Any] | None = None  # step and epoch of its last move
+        self.leaves: list[Any] = [one for part in self._parts for one in part.leaves] or [self]
+        self.passed = range(0)  # epochs that it moved to since the last step
+        self._repeats = True  # its functions give what they gave when they were asked ahead
+        # Step and epoch of its last move; one that restarts may move by parts of an epoch.
+        self._last: tuple[int, int, Any] | None = None
         # Steps and epochs up to its first move, then, each once, those between later ones.
         self._paces: list[tuple[int, Any]] = []
 
@@ -284,25 +300,33 @@ class _Scheduler:
         return list(filter(callable, each))
 
     def _as_made(self) -> str:
-        """What it was made with, its parts too."""
+        """What it was made with, its parts too; in each process alike."""
         made = {k: v for k, v in vars(self.own).items() if k not in _OF_STEPS and not callable(v)}
-        return repr(held_in({k: v for k, v in made.items() if k != "optimizer"}))
+        made = torch.utils._pytree.tree_map_only(Tensor, Tensor.tolist, made)
+        return self.kind + repr(held_in({k: v for k, v in made.items() if k != "optimizer"}))
 
-    def follow(self, step: int) -> None:
-        """Note whether it moved since the last step."""
-        epoch = getattr(self.own, "last_epoch", None)  # a chained one has none
-        if self._last is not None and epoch == self._last[1]:
-            return
-        if self._last is not None:
-            pace = step - self._last[0], epoch - self._last[1]
+    def follow(self, step: int) -> bool:
+        """Note how it moved since the last step; return whether by its pace it should have, too."""
+        for part in self._parts:
+            part.follow(step)
+        # A chained one has no epoch of its own.
+        counts = self.own if hasattr(self.own, "last_epoch") else self.leaves[0].own
+        epoch, within, self.passed = counts.last_epoch, getattr(self.own, "T_cur", None), range(0)
+        then, before, was_within = self._last or (step, epoch - 1, None)
+        if (epoch, within) == (before, was_within):
+            return len(self._paces) > 1 and step - then > max(steps for steps, _ in self._paces)
+        self.passed = range(min(before + 1, epoch), epoch + 1)
+        closures = map(inspect.getclosurevars, filter(inspect.isfunction, self._functions()))
+        held = [value for one in closures for names in one[:2] for value in names.values()]
+        # Asked, some functions would leave less for training. -1: of a part that has not begun.
+        asked = not any(isinstance(value, _GIVEN_ONCE) for value in held)
+        self._repeats = asked and self._law.at(max(epoch, 0))[1]
+        self._repeats &= all(part._repeats for part in self._parts)
+        if self._last is not None and epoch != before:
+            pace = step - then, epoch - before
             self._paces += [pace] if pace not in self._paces[1:] else []
-        self._last = step, epoch
-
-    def has_stopped(self, step: int) -> bool:
-        """Whether it should have moved by now, by the pace that it had."""
-        if self._last is None or len(self._paces) < 2:
-            return False
-        return step - self._last[0] > max(steps for steps, _ in self._paces)
+        self._last = step if epoch != before else then, epoch, within
+        return False
 
     @property
     def is_steady(self) -> bool:
@@ -310,32 +334,33 @@ class _Scheduler:
         first, pace, *others = self._paces if len(self._paces) > 1 else [(0, 0), (0, 0)]
         # The first move may come after the first step of an epoch.
         at_one_pace = not others and (first == pace or first[0] == pace[0] + 1)
-        return at_one_pace and self._made == self._as_made() and self._repeats()
+        return at_one_pace and self.made == self._as_made() and self._repeats
 
-    def _repeats(self) -> bool:
-        """Whether functions of the user's give what they gave when they were asked ahead."""
-        closures = map(inspect.getclosurevars, filter(inspect.isfunction, self._functions()))
-        held = [value for one in closures for names in one[:2] for value in names.values()]
-        if any(isinstance(value, _GIVEN_ONCE) for value in held):
-            return False  # training would miss what it gave us
-        epoch = max(getattr(self.own, "last_epoch", 0), 0)  # -1: of a part that has not begun
-        return self._law.at(epoch)[1] and all(part._repeats() for part in self._parts)
-
-    def gives(self, last: float, now: float) -> bool:
-        """Whether a scheduler of Opacus makes this value of the last one."""
-        own = self.own
-        function = getattr(own, "noise_lambda", None) or getattr(own, "scheduler_function", None)
-        if function is None:
-            return math.isclose(now, last * getattr(own, "gamma", math.nan), rel_tol=1e-9)
-        names = "base_noise_multiplier", "base_max_grad_norm"
-        bases = (getattr(own, name) for name in names if hasattr(own, name))
-        return math.isclose(now, next(bases, 0.0) * function(own.last_epoch), rel_tol=1e-9)
+    def move(self, optimizer: Any) -> None:
+        """Move settings of an optimizer as its steps since the last one of training did."""
+        twin = copy.copy(self.own)
+        twin.optimizer, twin._get_lr_called_within_step = optimizer, True
+        for epoch in self.passed:
+            twin.last_epoch = epoch - self.of_opacus
+            if self.of_opacus:
+                twin.step()
+                continue
+            twin._step_count = self.own._step_count - self.passed[-1] + epoch
+            begins = epoch == 0 and getattr(twin, "_get_closed_form_lr", None)
+            for group, lr in zip(optimizer.param_groups, (begins or twin.get_lr)(), strict=True):
+                group["lr"] = lr
 
 
 def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
     """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
     groups, objects = optimizer.original_optimizer.param_groups, gc.get_objects()
-    kinds = set(filter(_is_scheduler, set(map(type, objects))))
+    # Classes that torch or Opacus wrote themselves: a subclass may read anything.
+    ours = ("opacus.schedulers",), ("opacus.schedulers", "torch.optim.")
+    kinds = {
+        kind
+        for kind in set(map(type, objects))
+        if str(kind.__module__).startswith(ours[issubclass(kind, lr_scheduler.LRScheduler)])
+    }
     mine = [
         one
         for one in (objects if kinds else ())  # of which there may be millions
@@ -348,13 +373,6 @@ def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
     return [_Scheduler(one) for one in mine if id(one) not in parts]
 
 
-def _is_scheduler(kind: type) -> bool:
-    """Whether torch or Opacus wrote the class itself; a subclass may read anything."""
-    of_torch = issubclass(kind, lr_scheduler.LRScheduler)
-    authors = ("opacus.schedulers", "torch.optim.") if of_torch else "opacus.schedulers"
-    return str(kind.__module__).startswith(authors)
-
-
 class _Law:
     """A function of the number of a step or epoch, asked ahead, which what training sees cannot be.
 
@@ -363,17 +381,17 @@ class _Law:
 
     def __init__(self, function: Callable[[int], Any]) -> None:
         self._function, self._known = function, dict[int, str]()
-        self._next = 0.0  # from where on it is to be asked; infinite if it ends before
+        self._next = 0.0  # from where on it was not asked; infinite if it ends before
 
     def at(self, number: int) -> tuple[Any, bool]:
         """What it gives there, and whether it gave the same when it was asked ahead."""
         value = self._function(number)
-        if number >= self._next:
-            self._next = math.inf
+        if number + _AHEAD > self._next:
+            start, self._next = int(max(number, self._next)), math.inf
             with suppress(Exception):
-                for ahead in range(number, number + _AHEAD):
+                for ahead in range(start, number + 2 * _AHEAD):
                     self._known[ahead] = repr(_plain(self._function(ahead)))
-                self._next = number + _AHEAD
+                self._next = number + 2 * _AHEAD
         return value, self._known.get(number) == repr(_plain(value))
 
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
@@ -238,7 +238,7 @@ def per_example_gradient_norms(
         return norm_pass(inputs, targets)[0]
 
 
-class NormPass:
+class NormPass(AbstractContextManager["NormPass"]):
     """Per-example gradient norms in a loop: of many batches of one model, which may be in training.
 
     The way to norms is chosen and checked once, when the pass is made. Each call computes the norms
@@ -474,9 +474,6 @@ class NormPass:
     def close(self) -> None:
         """Release the shadow models; no norms can be computed afterwards."""
         self._norms = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -395,11 +395,6 @@ class OpacusRun:
         return [*drawing, self.loader.collate_fn]
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Number of logical batches in an epoch."""
-        return len(self.batch_sampler)
-
-    @property
     def shared_by_ranks(self) -> dict[str, Any]:
         """Values that must be equal on all ranks, or they do not train one model on one sample."""
         optimizer, sampler = self.optimizer, self.batch_sampler

@@ -1,14 +1,18 @@
 """Broken loops: settings that follow the training data."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 import torch
+from opacus.schedulers import LambdaNoise
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as rates
 from torch.utils.data import default_collate
 
 from indpriv.recording import QuantileClipping
-from recording.loops.harness import blobs, broken, ce
+from recording.loops.harness import blobs, broken, ce, mlp
 from recording.loops.parts import Items, with_dropout
 
 ALL = "hooks ghost functorch ew"
@@ -456,3 +460,152 @@ def collate_function_replaced_by_one_that_centres(s):
         return x - x.mean(0), y
 
     collate_replaced(s, centred, clip=0.02)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_halved_by_the_loss_beside_a_scheduler(s):
+    """Schedulers of torch go on from whatever the rate is."""
+
+    def halve(s, law, loss):
+        if odd(loss):
+            group(s)["lr"] /= 2
+
+    beside(s, lambda inner: rates.ExponentialLR(inner, 0.97), halve)
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def second_scheduler_stepped_by_the_loss_beside_one(s):
+    s.make()
+    law, other = rates.CosineAnnealingLR(s.inner, 30), rates.ExponentialLR(s.inner, 0.8)
+
+    def after(s, x, y):
+        if odd(s.loss_of(x, y)):
+            other.step()
+        law.step()
+
+    s.go(after=after)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def momentum_by_the_loss_beside_a_cycle_of_momentum(s):
+    s.make(opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    law = rates.OneCycleLR(s.inner, 0.2, total_steps=30)
+
+    def after(s, x, y):
+        law.step()
+        group(s)["momentum"] = min(0.9, s.loss_of(x, y))
+
+    s.go(after=after)
+
+
+def moved_once(s, made, at=10, **options):
+    """A function of a scheduler gives 1 until the loop has it give the loss."""
+    s.make(**options)
+    held = [1.0]
+    law = made(s, lambda k: held[0])
+
+    def after(s, x, y):
+        if s.steps == at:
+            held[0] = s.loss_of(*s.data.tensors)
+        law.step()
+
+    s.go(after=after, epochs=2 + at // 13, every="once")
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_moved_once_by_the_loss_in_a_function(s):
+    moved_once(s, lambda s, function: rates.LambdaLR(s.inner, function))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def noise_moved_once_by_the_loss_in_a_function(s):
+    moved_once(s, lambda s, function: LambdaNoise(s.optimizer, noise_lambda=function))
+
+
+@broken("settings", "hooks", expect="unsupported", rare=True)
+def rate_moved_by_the_loss_where_functions_were_asked_ahead_again(s):
+    moved_once(s, lambda s, function: rates.LambdaLR(s.inner, function), 512, noise=4.0)
+
+
+@broken("settings", "hooks functorch", expect="unsupported", rare=True)
+def chained_schedulers_stepped_where_the_loss_rose(s):
+    s.make()
+    law, last = rates.ChainedScheduler([rates.ExponentialLR(s.inner, 0.9)], s.inner), [9.0]
+
+    def after(s, x, y):
+        last.append(s.loss_of(x, y))
+        if last[-1] > last[-2]:
+            law.step()
+
+    s.go(after=after)
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def factor_of_a_scheduler_by_the_loss_when_resumed(s):
+    s.make()
+    laws = [rates.ExponentialLR(s.inner, 0.99)]
+    saved = None
+    for _ in range(2):
+        with s.recorded(resume_at=saved) as recorder:
+            for x, y in s.batches(1):
+                s.step(x, y)
+                laws[-1].step()
+            saved = recorder.state_dict()
+        laws = [rates.ExponentialLR(s.inner, 1 - 0.1 * s.loss_of(*s.data.tensors))]
+
+
+@broken("settings", "hooks functorch", expect="unsupported")
+def clipping_norm_shared_among_layers_by_the_data(s):
+    """All together stay what they were."""
+
+    def share(s, x, y):
+        if s.steps:
+            each = [p.grad_sample.flatten(1).norm(dim=1).mean() for p in s.optimizer.params]
+            lengths = torch.stack(each)
+            s.optimizer.max_grad_norms = (lengths / lengths.norm()).tolist()
+
+    s.train(between=share, clip=[0.5] * 4, clipping="per_layer", recorder={"every": "once"})
+
+
+@dataclass(slots=True)
+class Heat:
+    heat: float = 1.0
+
+    def now(self):
+        return self.heat
+
+
+class Heated(nn.Module):
+    """Divides outputs by what an object says, which is no module, and has no __dict__."""
+
+    def __init__(self, own, ask):
+        super().__init__()
+        self.net, self.own, self.ask = mlp(), own, ask
+
+    def forward(self, x):
+        return self.net(x) / self.ask(self.own)
+
+
+def heated(s, own, ask, of):
+    s.make(model=Heated(own, ask))
+    heat = of(s.model._module.own)
+
+    def after(s, x, y):
+        heat.heat = 0.5 + s.loss_of(*s.data.tensors)
+
+    s.go(after=after, every="once")
+
+
+@broken("contribution", "hooks ghost", expect="unsupported")
+def temperature_in_slots_moved_by_the_loss(s):
+    heated(s, Heat(), lambda own: own.heat, lambda own: own)
+
+
+@broken("contribution", "hooks ghost", expect="unsupported", rare=True)
+def temperature_behind_a_method_moved_by_the_loss(s):
+    heated(s, Heat().now, lambda own: own(), lambda own: own.__self__)
+
+
+@broken("contribution", "hooks ghost", expect="unsupported", rare=True)
+def temperature_in_a_partial_function_moved_by_the_loss(s):
+    heated(s, partial(Heat.now, Heat()), lambda own: own(), lambda own: own.args[0])

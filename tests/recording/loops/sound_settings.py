@@ -304,3 +304,38 @@ def pretrained_on_public_rows_with_the_same_optimizer(s):
     s.inner.step()
     s.inner.zero_grad()
     s.go(start="pretrained on public rows")
+
+
+@sound("hooks ghost", rare=True)
+def two_schedulers_that_step_in_the_other_order(s):
+    s.make()
+    first = rates.CosineAnnealingLR(s.inner, 30, eta_min=0.01)
+    second = rates.ExponentialLR(s.inner, 0.99)
+    s.go(after=lambda *_: (second.step(), first.step()))
+
+
+@sound("hooks ghost", rare=True)
+def scheduler_that_moves_twice_for_each_step(s):
+    s.make()
+    law = rates.CosineAnnealingLR(s.inner, 60)
+    s.go(after=lambda *_: (law.step(), law.step()))
+
+
+@sound("hooks", rare=True)
+def schedulers_in_a_chain_and_in_a_row(s):
+    s.make()
+    begin = rates.LinearLR(s.inner, 0.1, total_iters=4)
+    chain = [rates.StepLR(s.inner, 3, 0.9), rates.ExponentialLR(s.inner, 0.99)]
+    later = rates.SequentialLR(s.inner, [begin, rates.PolynomialLR(s.inner, 30)], [6])
+    law = rates.ChainedScheduler([*chain, later], s.inner)
+    s.go(after=lambda *_: law.step())
+
+
+@sound("hooks ghost", rare=True)
+def evaluation_in_a_fork_of_the_generators(s):
+    def evaluate(s, x, y):
+        with torch.random.fork_rng(), torch.no_grad():
+            s.model(torch.randn(9, 6))
+
+    torch.seed()
+    s.train(model=with_dropout(), private=False, after=evaluate)
