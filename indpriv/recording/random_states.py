@@ -286,9 +286,10 @@ class Sources:
         self._seeds: dict[torch.Generator, int] = {}  # when they were asked for first
         self._left: dict[torch.Generator, Tensor] = {}
         self._drew: dict[str, torch.Generator | None] = {}  # last, by kind
-        # About 100 bytes for each draw.
-        self._seen: dict[str, set[bytes]] = {"noise": set(), "batches": set()}
-        self.first = b""  # state in which the first draw of a batch left its generator, if known
+        # States that draws found and left, about 200 bytes for each draw, and each one's last.
+        self._seen, self._last = set[bytes](), dict[torch.Generator, bytes]()
+        self._found_again = False  # the coming draw, or the last one, begins where one has been
+        self.first = b""  # state from which the first batch was drawn, if known
 
     @property
     def is_secure(self) -> bool:
@@ -358,7 +359,7 @@ class Sources:
             kind: "noise" or "batches", as below.
             new_epoch: a DataLoader has drawn the seed of its workers from it once.
         """
-        generator = getattr(self, kind)
+        generator, self._found_again = getattr(self, kind), self._is_again(kind)
         left = self._left.get(generator)
         if self._drew.get(kind, generator) is not generator:  # it may have been chosen by its draws
             return True
@@ -379,18 +380,22 @@ class Sources:
             self._left[generator] = state
 
     def repeated(self, kind: str) -> bool:
-        """Whether a draw left its generator where an earlier one did: both drew the same numbers.
+        """Whether the last draw is of numbers that another had, by its ends or by a seed."""
+        used = {self.noise, self.batches, torch.default_generator, _default(self._device)}
+        known = [one for one in used if one is not None and not _is_secure(one)]
+        are_twins = len({(one.device, one.initial_seed()) for one in known}) < len(known)
+        return self._is_again(kind) or self._found_again or are_twins
 
-        Nothing is known of secure generators.
-        """
-        state = state_of(getattr(self, kind))
-        if state is None:
+    def _is_again(self, kind: str) -> bool:
+        """Whether a generator is where it was before, and has moved since; note where it is."""
+        if (state := state_of(generator := getattr(self, kind))) is None:
             return False
         found = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
         self.first = self.first or (found if kind == "batches" else b"")
-        known = found in self._seen[kind]
-        self._seen[kind].add(found)
-        return known
+        again = found in self._seen and found != self._last.get(generator)
+        self._seen.add(found)
+        self._last[generator] = found
+        return again
 
 
 def state_of(generator: torch.Generator | None) -> Tensor | None:

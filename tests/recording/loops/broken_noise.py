@@ -1,5 +1,6 @@
 """Broken loops: the noise is missing, too little, not independent, or anyone can draw it again."""
 
+import secrets
 import time
 from unittest.mock import patch
 
@@ -415,3 +416,50 @@ def state_of_the_generator_of_noise_kept_for_each_epoch(s):
 @broken("noise", "hooks ghost", expect="refused", rare=True)
 def step_taken_twice(s):
     s.make().go(after=lambda s, x, y: s.optimizer.step())
+
+
+@broken("noise", "hooks ghost", expect="unsupported")
+def one_secret_seed_for_noise_and_batches(s):
+    """Both are of the same numbers: noise is small where the row of its number was drawn."""
+    seed = secrets.randbits(63)
+    s.make(private=False, noise_generator=torch.Generator().manual_seed(seed))
+    s.loader.batch_sampler.generator = torch.Generator().manual_seed(seed)
+    s.go()
+
+
+@broken("noise", "hooks ghost", expect="unsupported")
+def generator_of_noise_with_the_seed_of_the_script(s):
+    """The first weights are of the numbers that its noise is of."""
+    torch.seed()
+    seed = torch.initial_seed()
+    s.train(private=False, noise_generator=torch.Generator().manual_seed(seed))
+
+
+@broken("noise", "hooks ghost", expect="unsupported", rare=True)
+def batches_drawn_by_a_copy_of_the_generator_of_noise(s):
+    s.make()
+    s.loader.batch_sampler.generator.set_state(s.optimizer.generator.get_state())
+    s.go()
+
+
+@broken("noise", "hooks ghost", expect="unsupported")
+def each_step_in_a_fork_of_the_generators(s):
+    """The next batch is drawn by the numbers of the noise before, and so is some of its noise."""
+    torch.seed()
+    s.make(private=False)
+    with s.recorded():
+        for x, y in s.batches():
+            with torch.random.fork_rng():
+                s.step(x, y)
+
+
+@broken("noise", "hooks ghost", expect="unsupported", rare=True)
+def each_update_in_a_fork_of_the_generators(s):
+    torch.seed()
+    s.make(model=with_dropout(), private=False)
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            with torch.random.fork_rng():
+                s.optimizer.step()
