@@ -140,10 +140,11 @@ def norms_of(
         together[1].gather()
     several = None if together is None or together[0].size == 1 else together
     wanted = np.arange(len(ids)) if positions is None else positions
-    mine = wanted if several is None else np.array_split(wanted, several[0].size)[several[0].rank]
+    if several is not None:
+        positions = np.array_split(wanted, several[0].size)[several[0].rank]
     norms, targets_hash = [np.zeros(0)], hashlib.sha256()
     with kept_random_state():
-        for inputs, targets in examples.batches(norm_pass.batch_size, mine):
+        for inputs, targets in examples.batches(norm_pass.batch_size, positions):
             norms.append(norm_pass(inputs, targets)[0].detach().cpu().numpy().astype(np.float64))
             for leaf in [] if examples.random_parts[1] else tensors_of(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
