@@ -83,8 +83,8 @@ class TrainingCounts(_Counts):
     # batch norms, or several ranks trained.
     took_part: str | None = None
     compared: ComparedTraining | None = None  # None in logs from before it was
-    # Fingerprint after its last step of parameters, buffers and the optimizer's state; None if they
-    # are sharded, or in older logs.
+    # Fingerprints after its last step of parameters and buffers, a space, and of the optimizer's
+    # state, which older logs lack; None if they are sharded.
     weights: str | None = None
     # Items of the data set, settings of the last step, by name, and losses of a few examples after
     # it, which a resumed session repeats; None in older logs.

@@ -430,7 +430,7 @@ class CheckpointPass:
         same = 0
         for model in models:
             logged = counts_at(log, model.step).get("weights")
-            if logged is not None and self.move_to(model.path) != logged:
+            if logged is not None and self.move_to(model.path) != logged.partition(" ")[0]:
                 of = {"path": model.path, "step": model.step, "log": log.run_dir}
                 raise refused("refusal.checkpoints", "other_log", **of)
             same += logged is not None

@@ -92,7 +92,7 @@ class PublishedState:
         return *prints, plain, more
 
     def fingerprint(self) -> str | None:
-        """Of parameters, buffers and the optimizer's state; None if nobody holds them."""
+        """Of parameters and buffers, then of the optimizer's state; None if nobody holds them."""
         held = {name: x for name, x in self._module.state_dict().items() if isinstance(x, Tensor)}
         if any(local(one) is not one for one in held.values()):  # each rank has a shard
             return None
@@ -100,7 +100,7 @@ class PublishedState:
         moments = ((p, one) for p in params for one in self._inner.state.get(p, {}).values())
         # Of the types that load_state_dict gives them.
         own = (one.to(p.dtype) for p, one in moments if isinstance(one, Tensor))
-        return fingerprint_of(held | {f"of the optimizer: {k:09d}": x for k, x in enumerate(own)})
+        return f"{fingerprint_of(held)} {fingerprint_of({f'{k:09d}': x for k, x in enumerate(own)})}"
 
     def compare_weights(self, logged: Mapping[str, Any], step: int) -> None:
         """Those that a resumed session begins with, beside those that the log had at the step."""
