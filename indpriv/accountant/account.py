@@ -215,8 +215,9 @@ def account(
         neighbouring=neighbouring,
         brackets=brackets,
     )
+    table = table_for(log, method, progress=progress, workers=blocks.workers_of(engine, workers))
     methods.warn_of(log, method)
-    return table_for(log, method, progress=progress, workers=blocks.workers_of(engine, workers))
+    return table
 
 
 @blocks.one_blas_thread

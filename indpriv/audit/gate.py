@@ -15,6 +15,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -173,9 +174,11 @@ def _beside(value: float, limit: float, form: str, most: bool = True) -> tuple[s
     """A figure, rounded towards a failure, and its limit in full: on the same sides as texts."""
     scale, unit = (100, " %") if form == "share1" else (1, "")
     asked = f"{limit * scale:.15g}"
-    digits = max(2, len(asked.partition(".")[2]))
+    digits = max(2, -int(Decimal(asked).as_tuple().exponent))
     found = (round_up if most else round_down)(value * scale, digits) + unit
-    found = formatted(value, form) if form == "delta" or (most and digits == 2) else found
+    found = (
+        formatted(value, form) if form == "delta" or (most and digits == 2 and not unit) else found
+    )
     return found, f"at {'most' if most else 'least'} {asked}{unit}"
 
 

@@ -5,6 +5,7 @@ import hashlib
 import random
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, islice
@@ -316,8 +317,7 @@ class Sources:
     @property
     def seed_of_batches(self) -> int | None:
         """Seed of the generator that draws the batches; a secure generator has none."""
-        # The Mersenne Twister uses the low 32 bits only.
-        return None if _is_secure(self.batches) else int(self.batches.initial_seed()) % 2**32
+        return None if _is_secure(self.batches) else _stream(self.batches)[1]
 
     def draw_privately(self) -> None:
         """Give noise and batches private generators where they draw from torch's default ones."""
@@ -381,9 +381,11 @@ class Sources:
 
     def repeated(self, kind: str) -> bool:
         """Whether the last draw is of numbers that another had, by its ends or by a seed."""
-        used = {self.noise, self.batches, torch.default_generator, _default(self._device)}
-        known = [one for one in used if one is not None and not _is_secure(one)]
-        are_twins = len({(one.device, one.initial_seed()) for one in known}) < len(known)
+        secret = {self.noise, self.batches} if self._is_secret else {self.noise}
+        used = secret | {self.batches, torch.default_generator, _default(self._device)}
+        known = {one for one in used if one is not None and not _is_secure(one)}
+        streams = Counter(map(_stream, known))
+        are_twins = any(streams[_stream(one)] > 1 for one in known if one in secret)
         return self._is_again(kind) or self._found_again or are_twins
 
     def _is_again(self, kind: str) -> bool:
@@ -396,6 +398,12 @@ class Sources:
         self._seen.add(found)
         self._last[generator] = found
         return again
+
+
+def _stream(generator: torch.Generator) -> tuple[torch.device, int]:
+    """Device and seed; the Mersenne Twister of the CPU uses its low 32 bits only."""
+    seed, at = generator.initial_seed(), generator.device
+    return at, int(seed) % 2**32 if at.type == "cpu" else int(seed)
 
 
 def state_of(generator: torch.Generator | None) -> Tensor | None:

@@ -84,14 +84,14 @@ class Examples:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         wanted = np.arange(len(self)) if positions is None else positions
-        try:
-            for start in range(0, len(wanted), batch_size):
-                batch = self.collated(wanted[start : start + batch_size])
-                yield self.on_device(self.unpacked(batch))
-        except InputError:
-            raise
-        except of_batches.FAULTS as error:
-            raise refused("refusal.arguments", "collate", error=error) from error
+        for start in range(0, len(wanted), batch_size):
+            try:
+                batch = self.unpacked(self.collated(wanted[start : start + batch_size]))
+            except InputError:
+                raise
+            except of_batches.FAULTS as error:
+                raise refused("refusal.arguments", "collate", error=error) from error
+            yield self.on_device(batch)
 
     @cached_property
     def random_parts(self) -> tuple[bool, bool]:
@@ -214,10 +214,11 @@ class TrainingData:
             return
         try:
             inputs, targets = next(test.batches(2))
-            with norm_pass.evaluation() as model:
-                of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
             raise refused("refusal.arguments", "empty_test_set") from error
+        try:
+            with norm_pass.evaluation() as model:
+                of_batches.check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except of_batches.FAULTS as error:
             raise refused("refusal.arguments", "test_set", error=error) from error
 

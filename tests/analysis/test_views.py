@@ -128,7 +128,6 @@ def test_noise_of_clients_adds_up_for_outsiders(share, tmp_path):
     check(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:unit=.example., but the 8 rows:indpriv.errors.PrivacyWarning")
 @pytest.mark.parametrize("local_steps", [1, 3])
 @pytest.mark.parametrize("place", ["batch", "row"])
 def test_rows_with_noise_of_their_own(place, local_steps, tmp_path):

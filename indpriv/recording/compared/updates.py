@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -100,13 +101,15 @@ class PublishedState:
         moments = ((p, one) for p in params for one in self._inner.state.get(p, {}).values())
         # Of the types that load_state_dict gives them.
         own = (one.to(p.dtype) for p, one in moments if isinstance(one, Tensor))
-        return f"{fingerprint_of(held)} {fingerprint_of({f'{k:09d}': x for k, x in enumerate(own)})}"
+        numbered = {f"{number:09d}": one for number, one in enumerate(own)}
+        return f"{fingerprint_of(held)} {fingerprint_of(numbered)}"
 
     def compare_weights(self, logged: Mapping[str, Any], step: int) -> None:
         """Those that a resumed session begins with, beside those that the log had at the step."""
         before = logged.get("weights")
         if before is None or before != self.fingerprint():
-            self._findings.add("state", "other_weights" if before else "not_known", step=step)
+            known = before is not None and " " in before  # older logs lack the optimizer's state
+            self._findings.add("state", "other_weights" if known else "not_known", step=step)
 
     def copy_optimizer(self) -> None:
         """Prepare to repeat the coming step from its gradient."""
@@ -199,6 +202,9 @@ class Settings:
         self._released: Any = None  # clipping norm that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
+        self._is_first = True  # this step, of the session
+        # Of each setting, the orders of schedulers that explain all of its moves: found, reversed.
+        self._orders: dict[str, tuple[int, ...]] = defaultdict(lambda: (1, -1))
 
     def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
         """What moved by no law since the last step, or is not what the law says; "" if nothing.
@@ -207,6 +213,7 @@ class Settings:
         """
         own = self._optimizer
         released, self._released = self._released, own.max_grad_norm
+        self._is_first = self._schedulers is None
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)
         now = self._now(setting)
@@ -232,6 +239,8 @@ class Settings:
         own, groups = self._optimizer, self._optimizer.param_groups
         held = {k: v for k, v in vars(own).items() if k[0] != "_" and isinstance(v, _PLAIN)}
         held |= vars(setting) | {"model": self._model}
+        if each := getattr(own, "max_grad_norms", None):  # their shares, which a schedule keeps
+            held["max_grad_norms"] = [round(float(c) / math.hypot(*each), 9) for c in each]
         held["class of the optimizer"] = type(own.original_optimizer).__name__
         now = {name: [_plain(value)] for name, value in held.items()}
         for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
@@ -248,7 +257,11 @@ class Settings:
         return self._unexplained(self._now(setting), self.last, self._released)
 
     def _unexplained(self, now: Any, last: Any, released: Any, said: Any = ()) -> list[str]:
-        changed = [one for one in now if one not in said and last.get(one, now[one]) != now[one]]
+        # What a scheduler moves and the loop puts back was changed, too.
+        moves = not self._is_first and any(one.leaves_moved for one in self._schedulers or ())
+        by_laws = (_OF_GROUPS | _OF_OPACUS) & last.keys() if moves else ()
+        changed = [one for one in now if last.get(one, now[one]) != now[one] or one in by_laws]
+        changed = [one for one in changed if one not in said]
         return [one for one in changed if not self._by_law(one, now[one], last, released)]
 
     def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
@@ -257,10 +270,14 @@ class Settings:
         if name not in _OF_GROUPS | _OF_OPACUS or name not in last:
             return False
         laws = [one for one in self._schedulers or () if one.is_steady]
-        moved = [part for one in laws for part in one.leaves if part.passed]
-        # In either order; one alone where a run is resumed, and an old one is still there.
-        orders = moved, moved[::-1], *([one] for one in moved)
-        return any(self._made_of(last, name, order) == now for order in orders)
+        moved = [part for one in laws for part in one.leaves_moved]
+        given = partial(self._made_of, last, name)
+        self._orders[name] = ways = tuple(
+            way for way in self._orders[name] if _alike(given(moved[::way]), now)
+        )
+        # One alone where a run is resumed, and an old one is still there.
+        alone = self._is_first and any(_alike(given([one]), now) for one in moved)
+        return bool(ways) or alone
 
     def _made_of(self, last: Any, name: str, order: Iterable["_Scheduler"]) -> Any:
         """What the last steps of schedulers, one after the other, made of the last settings."""
@@ -268,8 +285,7 @@ class Settings:
         stub.param_groups = [dict(group) for group in self._optimizer.param_groups]
         for k, group in enumerate(stub.param_groups):
             for key in (_OF_GROUPS & group.keys()) & last.keys():
-                held, number = group[key], last[key][k]
-                group[key] = held.new_tensor(number) if isinstance(held, Tensor) else number
+                group[key] = _like(group[key], last[key][k])
         for one in order:
             one.move(stub)
         held = [vars(stub)] if name in _OF_OPACUS else stub.param_groups
@@ -322,11 +338,21 @@ class _Scheduler:
         asked = not any(isinstance(value, _GIVEN_ONCE) for value in held)
         self._repeats = asked and self._law.at(max(epoch, 0))[1]
         self._repeats &= all(part._repeats for part in self._parts)
+        if within is not None and epoch >= 0:  # of warm restarts: where torch's own steps lead
+            left, length = epoch + within % 1, self.own.T_0
+            while left >= length:
+                left, length = left - length, length * self.own.T_mult
+            self._repeats &= abs(left - within) < _SAME_STEP and self.own.T_i == length
         if self._last is not None and epoch != before:
             pace = step - then, epoch - before
             self._paces += [pace] if pace not in self._paces[1:] else []
         self._last = step if epoch != before else then, epoch, within
         return False
+
+    @property
+    def leaves_moved(self) -> list[Any]:
+        """Its parts, or itself, that moved since the last step."""
+        return [one for one in self.leaves if one.passed]
 
     @property
     def is_steady(self) -> bool:
@@ -348,7 +374,7 @@ class _Scheduler:
             twin._step_count = self.own._step_count - self.passed[-1] + epoch
             begins = epoch == 0 and getattr(twin, "_get_closed_form_lr", None)
             for group, lr in zip(optimizer.param_groups, (begins or twin.get_lr)(), strict=True):
-                group["lr"] = lr
+                group["lr"] = _like(group["lr"], float(lr))
 
 
 def _schedulers_of(optimizer: Any) -> list[_Scheduler]:
@@ -393,6 +419,21 @@ class _Law:
                     self._known[ahead] = repr(_plain(self._function(ahead)))
                 self._next = number + 2 * _AHEAD
         return value, self._known.get(number) == repr(_plain(value))
+
+
+def _like(held: Any, number: Any) -> Any:
+    """A number as a setting that may be a tensor holds it."""
+    return held.new_tensor(number) if isinstance(held, Tensor) else number
+
+
+def _alike(made: Any, now: Any) -> bool:
+    """Whether values of groups are the same but for rounding: torch has two forms of some laws."""
+    if made == now:
+        return True
+    with suppress(TypeError, ValueError):
+        both = np.array([made, now], np.float64)
+        return bool(np.allclose(both[0], both[1], rtol=1e-9, atol=0.0))
+    return False
 
 
 def _plain(value: Any) -> Any:

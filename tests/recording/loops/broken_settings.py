@@ -473,6 +473,48 @@ def rate_halved_by_the_loss_beside_a_scheduler(s):
     beside(s, lambda inner: rates.ExponentialLR(inner, 0.97), halve)
 
 
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_put_back_by_the_loss_where_a_scheduler_moved_it(s):
+    s.make()
+    law = rates.ExponentialLR(s.inner, 0.9)
+
+    def after(s, x, y):
+        held = group(s)["lr"]
+        law.step()
+        if odd(s.loss_of(x, y)):
+            group(s)["lr"] = held
+
+    s.go(after=after)
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def second_of_two_schedulers_put_back_by_the_loss(s):
+    s.make()
+    laws = [rates.ExponentialLR(s.inner, 0.99), rates.ExponentialLR(s.inner, 0.8)]
+
+    def after(s, x, y):
+        laws[0].step()
+        held = group(s)["lr"]
+        laws[1].step()
+        if odd(s.loss_of(x, y)):
+            group(s)["lr"] = held
+
+    s.go(after=after)
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def warm_restart_where_the_loss_says(s):
+    s.make()
+    law = rates.CosineAnnealingWarmRestarts(s.inner, 10)
+
+    def after(s, x, y):
+        if odd(s.loss_of(x, y)):
+            law.T_cur = -1
+        law.step()
+
+    s.go(after=after)
+
+
 @broken("settings", "hooks ghost", expect="unsupported", rare=True)
 def second_scheduler_stepped_by_the_loss_beside_one(s):
     s.make()

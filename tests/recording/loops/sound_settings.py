@@ -1,6 +1,7 @@
 """Sound loops: optimizers, schedules, clipping rules, attacks and who is protected."""
 
 import copy
+import warnings
 
 import numpy as np
 import torch
@@ -339,3 +340,28 @@ def evaluation_in_a_fork_of_the_generators(s):
 
     torch.seed()
     s.train(model=with_dropout(), private=False, after=evaluate)
+
+
+@sound("hooks ghost", rare=True)
+def steps_of_a_scheduler_with_the_number_of_the_epoch(s):
+    s.make()
+    law = rates.CosineAnnealingLR(s.inner, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather not be told
+        s.go(after=lambda s, x, y: law.step(s.steps))
+
+
+@sound("hooks ghost", rare=True)
+def rate_in_a_tensor_that_a_cycle_moves(s):
+    s.make(opt=lambda p: torch.optim.Adam(p, torch.tensor(0.05)))
+    law = rates.OneCycleLR(s.inner, 0.1, total_steps=60)
+    s.go(after=lambda *_: law.step())
+
+
+@sound("hooks ghost", participation="known")
+def seed_of_the_script_for_the_order_of_rows(s):
+    """As torch's notes on reproducibility do it; noise has a generator of its own."""
+    torch.manual_seed(3)
+    s.make(blobs(416), poisson=False, noise=3.0)
+    s.loader.generator = s.loader.sampler.generator = torch.Generator().manual_seed(3)
+    s.go(batch_norms=True)
