@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -204,7 +203,7 @@ class Settings:
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
         self._is_first = True  # this step, of the session
         # Of each setting, the orders of schedulers that explain all of its moves: found, reversed.
-        self._orders: dict[str, tuple[int, ...]] = defaultdict(lambda: (1, -1))
+        self._orders: dict[str, list[int]] = defaultdict(lambda: [1, -1])
 
     def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
         """What moved by no law since the last step, or is not what the law says; "" if nothing.
@@ -259,27 +258,28 @@ class Settings:
     def _unexplained(self, now: Any, last: Any, released: Any, said: Any = ()) -> list[str]:
         # What a scheduler moves and the loop puts back was changed, too.
         moves = not self._is_first and any(one.leaves_moved for one in self._schedulers or ())
-        by_laws = (_OF_GROUPS | _OF_OPACUS) & last.keys() if moves else ()
-        changed = [one for one in now if last.get(one, now[one]) != now[one] or one in by_laws]
+        lawful = (_OF_GROUPS | _OF_OPACUS) & last.keys()
+        asked = lawful.copy() if moves else set()
+        changed = [one for one in now if last.get(one, now[one]) != now[one] or one in asked]
         changed = [one for one in changed if one not in said]
-        return [one for one in changed if not self._by_law(one, now[one], last, released)]
-
-    def _by_law(self, name: str, now: Any, last: Any, released: Any) -> bool:
-        if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
-            return released in (None, *now)  # the rule's own private release
-        if name not in _OF_GROUPS | _OF_OPACUS or name not in last:
-            return False
-        laws = [one for one in self._schedulers or () if one.is_steady]
-        moved = [part for one in laws for part in one.leaves_moved]
-        given = partial(self._made_of, last, name)
-        self._orders[name] = ways = tuple(
-            way for way in self._orders[name] if _alike(given(moved[::way]), now)
-        )
+        if isinstance(self._optimizer, ClippingRule):
+            lawful -= {"max_grad_norm"}
+            if released in (None, *now["max_grad_norm"]):  # the rule's own private release
+                changed = [one for one in changed if one != "max_grad_norm"]
+        if lawful.isdisjoint(changed):
+            return changed
+        moved = [p for one in self._schedulers or () if one.is_steady for p in one.leaves_moved]
+        made = {way: self._made_of(last, moved[::way]) for way in (1, -1)}
         # One alone where a run is resumed, and an old one is still there.
-        alone = self._is_first and any(_alike(given([one]), now) for one in moved)
-        return bool(ways) or alone
+        alone = [self._made_of(last, [one]) for one in moved] if self._is_first else []
+        for name in lawful.intersection(changed):
+            ways = [way for way in self._orders[name] if _alike(made[way][name], now[name])]
+            self._orders[name] = ways
+            if ways or any(_alike(one[name], now[name]) for one in alone):
+                changed.remove(name)
+        return changed
 
-    def _made_of(self, last: Any, name: str, order: Iterable["_Scheduler"]) -> Any:
+    def _made_of(self, last: Any, order: Iterable["_Scheduler"]) -> dict[str, Any]:
         """What the last steps of schedulers, one after the other, made of the last settings."""
         stub = SimpleNamespace(**{key: last[key][0] for key in _OF_OPACUS if key in last})
         stub.param_groups = [dict(group) for group in self._optimizer.param_groups]
@@ -288,8 +288,8 @@ class Settings:
                 group[key] = _like(group[key], last[key][k])
         for one in order:
             one.move(stub)
-        held = [vars(stub)] if name in _OF_OPACUS else stub.param_groups
-        return [_plain(one.get(name)) for one in held]
+        made = {key: [_plain(group.get(key)) for group in stub.param_groups] for key in _OF_GROUPS}
+        return made | {key: [_plain(getattr(stub, key, None))] for key in _OF_OPACUS}
 
 
 class _Scheduler:
