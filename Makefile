@@ -127,13 +127,14 @@ $(BIN)/python:
 
 # Whatever is installed has one of the hashes in constraints.txt, up to the part that is named. torch comes first: pip
 # would take PyPI's build before that of an index without hashes. The last line finds everything there; on Linux, PyPI's
-# build of torch brings CUDA's libraries, by exact versions, without hashes.
+# build of torch brings CUDA's libraries, by exact versions, without hashes. Modules are compiled when they are imported,
+# which most never are.
 define install
 	sed '/^# $(1)/,$$d' constraints.txt > $(VENV)/constraints.txt
 	sed -n '/^torch==/,/[^\\]$$/p' constraints.txt > $(VENV)/torch.txt
 	$(PIP) download $(PIP_OPTIONS) --no-deps --dest $(VENV)/torch "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)"
-	$(PIP) install --require-hashes --no-deps --no-index --find-links $(VENV)/torch -r $(VENV)/torch.txt
-	$(PIP) install $(PIP_OPTIONS) --require-hashes --no-deps -r $(VENV)/constraints.txt
+	$(PIP) install --no-compile --require-hashes --no-deps --no-index --find-links $(VENV)/torch -r $(VENV)/torch.txt
+	$(PIP) install $(PIP_OPTIONS) --no-compile --require-hashes --no-deps -r $(VENV)/constraints.txt
 	$(PIP) install $(PIP_OPTIONS) --no-build-isolation -e ".$(2)"
 	rm -r $(VENV)/torch
 endef
