@@ -174,7 +174,7 @@ def write_run(
         0.01,
         "up",
         "example",
-        "add_remove",
+        log.neighbouring,
         log.sampler,
         log.individually_clipped,
         {},

@@ -116,6 +116,9 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
 def check_one_record(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory."""
     check_noise(summary["run"].get("recorder") or {})
+    account = summary["account"]
+    if (account.get("sampler"), account.get("neighbouring")) == ("truncated_poisson", "add_remove"):
+        raise refused("refusal.source", "truncated")  # how often a batch is full depends on n
     if chosen := declared_choices(summary):
         raise refused("refusal.source", "chosen", chosen=", ".join(chosen), key=CHOSEN_FROM_DATA)
 
@@ -176,11 +179,10 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     if request.by:
         frame = parts.to_frame()
         groups = grouping_of(frame, None, request.by, max_values=None)
-        codes = groups.codes(frame)
-        found = {name: cells[codes == k] for k, name in enumerate(groups.names)}
-        nobody = cells[:0]  # an empty group is counted like any other, so as not to show
+        own = np.array(groups.names, dtype=object)[groups.codes(frame)]
+        # By name, which combinations can share; an empty group is counted like any other.
         counts = {
-            name: np.bincount(found.get(name, nobody), minlength=N_CELLS) for name in request.groups
+            name: np.bincount(cells[own == name], minlength=N_CELLS) for name in request.groups
         }
     else:
         counts = {"": np.bincount(cells, minlength=N_CELLS)}
@@ -235,6 +237,8 @@ def _norms(run_dir: Path, request: Request) -> Source:
     if clipping in CONTRIBUTIONS:
         meaning = f"Of the first step: {CONTRIBUTIONS[clipping]}."
     grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
+    replaced = log.neighbouring not in _ONE_RECORD_LESS  # which changes two counts
+    relation = "add_remove" if replaced else log.neighbouring
     return Source(
         counts={"": np.bincount(codes, minlength=len(grid))},
         fingerprint=fingerprint(np.asarray(log.example_ids)) + fingerprint(codes),
@@ -245,11 +249,12 @@ def _norms(run_dir: Path, request: Request) -> Source:
             "quantity": "gradient norm before the first step",
             "meaning": meaning,
             "unit": log.unit,
-            "neighbouring": log.neighbouring,
+            "neighbouring": relation,
             "values": grid_text,
             "assumptions": paragraphs(
                 "assumptions.txt.j2",
-                relation=relation_words(log.neighbouring),
+                relation=relation_words(relation),
+                replaced=replaced,
                 unit=log.unit,
                 cost=request.cost,
             ),

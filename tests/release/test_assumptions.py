@@ -54,3 +54,13 @@ def test_nor_do_those_of_people_depend_on_how_many_rows_others_have(rounding):
     assert (
         without.worst_case_epsilon < whole.worst_case_epsilon
     )  # why the most rows of one person must be public
+
+
+def test_all_epsilons_of_truncated_batches_depend_on_the_number_of_examples():
+    """Why neither they nor statements are released where a person may be added."""
+    norms = np.random.default_rng(0).gamma(2.0, 0.3, (4, 60))
+    run = {"total_steps": 4, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.2}
+    run |= {"sampler": "truncated_poisson", "max_batch_size": 14}
+    logs = [indpriv.NormLog.from_arrays(norms[:, :n], np.arange(4), **run) for n in (60, 59)]
+    whole, without = (indpriv.account(log, delta=1e-5).epsilon for log in logs)
+    assert (without < whole[:-1] * (1 - 1e-4)).all()

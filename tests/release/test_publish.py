@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -348,12 +349,37 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
             "tolerance 0.0001, within which .* make the audit again",
         ),
         ({"neighbouring": "replace_one"}, "audit with --set neighbouring=add_remove"),
+        (
+            {"sampler": "truncated_poisson", "max_batch_size": 30},
+            "depends on the number of examples.*neighbouring=zero_out",
+        ),
     ],
 )
 def test_accounts_whose_records_depend_on_others_are_refused(tmp_path, account, reason):
     folder = write_small_audit(tmp_path / "audit", epsilons(20), **account)
     with pytest.raises(InputError, match=reason):
         release(folder, MEDIAN)
+
+
+def test_truncated_batches_are_released_where_the_number_of_examples_is_public(tmp_path):
+    account = {"sampler": "truncated_poisson", "max_batch_size": 30, "neighbouring": "zero_out"}
+    folder = write_small_audit(tmp_path / "audit", epsilons(20), **account)
+    assert release(folder, MEDIAN).content["neighbouring"] == "zero_out"
+
+
+def test_combinations_of_one_name_are_one_group(tmp_path):
+    """Else one person could make a group of others vanish."""
+    folder = write_small_audit(tmp_path / "audit", np.append(np.full(200, 0.5), 2.0))
+    path = folder / "epsilon.parquet"
+    ends = [["p", "q × r"]] * 200 + [["p × q", "r"]]
+    frame = pd.read_parquet(path)
+    attrs, frame[["one", "two"]] = frame.attrs, ends
+    frame.attrs = attrs
+    frame.to_parquet(path)
+    request = Request((0.5,), epsilon=50.0, by="one,two", groups=("p × q × r",))
+    figures = release(folder, request).content["groups"]["p × q × r"]
+    assert figures["quantiles"]["0.5"] == pytest.approx(0.5, abs=0.001)
+    assert figures["count"] == pytest.approx(201, abs=3)
 
 
 def test_leaving_out_a_person_s_data_takes_one_record_away(tmp_path):
@@ -395,6 +421,18 @@ def test_the_median_norm_of_a_log_chooses_a_clipping_norm(tmp_path):
     jsonschema.validate(content, SCHEMA, cls=jsonschema.Draft202012Validator)
     with pytest.raises(InputError, match="only quantiles"):
         release(run_dir, Request(mean=True, epsilon=1.0))
+
+
+def test_norms_of_a_run_that_replaces_examples_are_private_where_one_is_added(tmp_path):
+    """A replaced norm changes two counts, and the median costs twice what the request says."""
+    log, examples = small_run(n=50, steps=3)
+    run_dir = write_run(tmp_path / "run", replace(log, neighbouring="replace_one"), examples)
+    content = release(run_dir, Request((0.5,), epsilon=0.1)).content
+    assert content["neighbouring"] == "add_remove"
+    assert "add/remove one example" in content["assumptions"][0]
+    assert "replaces another, which costs twice as much" in content["assumptions"][0]
+    plain = release(write_run(tmp_path / "plain", log, examples), MEDIAN).content
+    assert "twice" not in plain["assumptions"][0]
 
 
 def test_norms_kept_in_full_are_rounded_up_to_a_fine_public_grid():

@@ -126,6 +126,10 @@ def test_where_telling_one_owner_tells_of_others_nobody_is_told(audit_dir, edit_
     )
     with pytest.raises(InputError, match="max_grad_norm was chosen from the data"):
         write_statements(audit_dir, owners(audit_dir, example="1"))
+    edit_audit(lambda summary: summary["run"]["declared"].update(chosen_from_data=[]))
+    edit_audit(lambda summary: summary["account"].update(sampler="truncated_poisson"))
+    with pytest.raises(InputError, match="depends on the number of examples"):
+        write_statements(audit_dir, owners(audit_dir, example="1"))
     assert not (audit_dir / "statements").exists()
 
 
