@@ -314,6 +314,14 @@ def canaries_that_agree(summary):
     return summary.replace(**found)
 
 
+def test_canaries_too_few_to_judge_agree_with_nothing(summary):
+    found = gradient_canaries_that_disagree()["gradient_canaries"]
+    few = summary.replace(gradient_canaries=replace(found, lengths=(), left_out=("too few",)))
+    names = [one.name for one in judge(json.loads(json.dumps(few.to_json())), {})]
+    assert "gradient canaries that contradict the account" in names
+    assert not any("canaries agree" in name for name in names)
+
+
 def an_attack_on_the_baseline(summary):
     found = above_the_worst_case("non_dp")
     return summary.replace(**found)

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy.special import ndtr, stdtr
 
 from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.canaries import (
     epsilon_of_length,
     measure_gradient_canaries,
     predicted_separation,
+    separation,
     simulated_evidence,
 )
 from indpriv.analysis.attacks.lower_bound import (
@@ -68,6 +69,29 @@ def test_too_little_noise_exceeds_the_account():
     (found,) = measure_gradient_canaries(scores, SETTINGS).lengths
     assert not found.agrees
     assert found.separation_interval.low > found.separation_predicted
+
+
+def test_the_fewest_canaries_contradict_a_sound_account_as_rarely_as_many():
+    rng, member = np.random.default_rng(5), np.arange(16) < 8
+    scores = rng.normal(size=(16, 60_000)) + member[:, None]
+    p_values = []
+    for one in scores.T:
+        difference, error, freedom = separation(one, member[None])
+        p_values.append(2 * stdtr(freedom, -np.abs(difference - 1) / error))
+    shares = [np.mean(np.array(p_values) < level) for level in (0.05, 1e-2, 1e-3)]
+    assert shares == pytest.approx([0.05, 1e-2, 1e-3], rel=0.25)  # of normal laws 0.07, 0.02, 0.006
+
+
+def test_intervals_and_bounds_of_eight_canaries_use_student_s_law():
+    settings = StepSettings.from_values(50, 4.0, 1.0, 1.0)  # normal scores
+    member = np.arange(16) < 8
+    scores = AttackScores(
+        simulated_evidence(settings, 1.0, member, np.random.default_rng(6)), member, "simulated",
+        groups=np.full(16, "1"), fair_coins=True, adversary="updates",
+    )  # fmt: skip
+    (found,) = measure_gradient_canaries(scores, settings).lengths
+    ends, (_, (error,), _) = found.separation_interval, separation(scores.scores, member[None])
+    assert (ends.high - ends.low) / 2 > 2.1 * error  # at most 14 degrees of freedom
 
 
 def test_each_length_is_judged_by_its_own_account():

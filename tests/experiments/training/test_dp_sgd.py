@@ -471,11 +471,11 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     assert gradients.agree
     assert "Gradient canaries" in (tmp_path / "audit" / "audit.md").read_text()
     gate = {one.name: one for one in judge(found.to_json(), {})}
-    assert gate["gradient canaries agree with the account"].passed
+    assert gate["gradient canaries that contradict the account"].passed
     wrong = replace(gradients, lengths=(replace(gradients.lengths[0], agrees=False),))
     content = found.replace(gradient_canaries=wrong).to_json()
     gate = {one.name: one for one in judge(content, {})}
-    assert not gate["gradient canaries agree with the account"].passed
+    assert not gate["gradient canaries that contradict the account"].passed
 
 
 def test_an_audit_file_clips_per_layer(tmp_path):
