@@ -2,6 +2,7 @@
 
 from indpriv._plain import empty
 from indpriv.accountant.account import table_for
+from indpriv.analysis.attacks.membership import tables_of_both_sides
 from indpriv.analysis.fidelity import compare_with_exact
 from indpriv.analysis.recorded_run import AuditedRun, Declared, RecordedRun, find_all
 from indpriv.analysis.summary import keys
@@ -25,9 +26,13 @@ def run_of(log, method, table=None, examples=None, **options):
     return AuditedRun(log, table, RecordedRun(Material(examples)), method=method, **options)
 
 
-def audit_of(log, table, recorded, *, fidelity=None, **options):
-    """What is found about a run; fidelity: how far off its epsilons can be, which is given."""
-    return find_all(AuditedRun(log, table, recorded, known=fidelity or {}, **options))
+def audit_of(log, table, recorded, *, fidelity=None, holdout=None, **options):
+    """What is found about a run; given are how far off its epsilons can be, and those of the hold-out."""
+    run = AuditedRun(log, table, recorded, **options)
+    run.audit._values |= fidelity or {}
+    if holdout is not None:
+        run._computed[tables_of_both_sides] = table, holdout
+    return find_all(run)
 
 
 def summary_of(log, examples, **options):

@@ -214,7 +214,7 @@ class Tuning:
 
     def _gamma(self) -> float:
         """The parameter of the law with this mean, rounded down, which costs more."""
-        mean, low = max(self.mean, 1 + 1e-9), -1.0
+        mean, low = max(self.mean, 1 + 1e-9, self._mean(-1e-12)), -1.0
         while self._mean(low) < mean:
             low *= 2
         log_gamma = brentq(lambda x: self._mean(x) - mean, low, -1e-12, xtol=1e-14)

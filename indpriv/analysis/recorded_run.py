@@ -357,10 +357,6 @@ class AuditedRun:
     seed: int = 0  # of the random choices of attacks and group tables
     command: str = ""  # reproduces the audit
     tell: StageProgress = silent  # called as tell(stage, done, total)
-    # epsilons of the test examples on the same trajectory; None for those by the method
-    holdout: EpsilonTable | None = None
-    # values by key of audit.json that are not to be found
-    known: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def audit(self) -> Audit:
@@ -421,7 +417,7 @@ class _BeingMade(Audit):
     """The audit of a run, whose values are found when they are asked for."""
 
     def __init__(self, run: AuditedRun) -> None:
-        super().__init__(**run.known)
+        super().__init__()
         self._run = run
 
     def _value(self, key: str) -> Any:

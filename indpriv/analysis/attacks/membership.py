@@ -91,7 +91,7 @@ def tables_of_both_sides(run: AuditedRun) -> tuple[EpsilonTable, EpsilonTable | 
     known = method is not None and method.participation == "known"  # they take part in no step
     by_row = table.account.rows_per_unit is None
     if method is None or known or attacked.holdout is None or not by_row:
-        return table, run.holdout
+        return table, None
     holdout = table_for(attacked.holdout, method)
     if log.batch_norms is None:
         return table, holdout
