@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from indpriv.analysis.attacks.rates import roc
+from indpriv.analysis.attacks.rates import roc, separation
 from indpriv.attack_scores import AttackScores
 from synthetic import discriminate
 
@@ -55,6 +55,17 @@ def test_intervals_are_covered():
             inside[place] += found.low[rate] <= truth <= found.high[rate]
     assert inside[0] >= 364
     assert inside[1] >= 364
+
+
+@pytest.mark.parametrize(("mu", "sizes"), [(0.0, (2, 20)), (2.5, (10, 200)), (3.3, (50, 1000))])
+def test_an_auc_of_few_or_nearly_separate_scores_is_covered(mu, sizes):
+    """DeLong's interval alone covers 85, 85 and 88 percent of these."""
+    rng, auc, covered = np.random.default_rng(1), ndtr(mu / np.sqrt(2)), []
+    for _ in range(300):
+        members, others = rng.normal(mu, 1, sizes[0]), rng.normal(0, 1, sizes[1])
+        found = next(separation(members, others))
+        covered.append(found["low"] <= auc <= found["high"])
+    assert np.mean(covered) >= 0.93
 
 
 def rates_covered(mu, n_members, n_others, draws, seed=0):
