@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import cached_property, partial, reduce
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import _checks, _facts, _files, _reading
+from indpriv._formatting import format_in_full
 from indpriv._types import FloatArray, IntArray, NDArray
 from indpriv.errors import InputError
 
@@ -343,12 +345,14 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
         missing = missing or len(finite) < len(floats)
         if rows is train:
             every.append(finite + 0.0)  # no -0.0
-    if not len(values := np.concatenate(every)):
+    if not len(values := np.sort(np.concatenate(every))):
         raise _facts.refused("refusal.groups", "infinite", column=column)
     shares = np.linspace(0, 1, bins + 1)[1:-1]
     cuts = np.unique(np.quantile(values, shares, method="closest_observation"))
-    cuts = cuts[cuts > values.min()]  # otherwise the first bin would be empty
-    texts = [f"{cut:.12g}" for cut in cuts]
+    cuts = cuts[cuts > values[0]]  # otherwise the first bin would be empty
+    below = values[np.searchsorted(values, cuts) - 1]
+    cuts = np.array([*map(_short_cut, below.tolist(), cuts.tolist())])
+    texts = [format_in_full(cut) for cut in cuts.tolist()]
     names = [f"{low} to <{high}" for low, high in pairwise(texts)]
     names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]
 
@@ -361,6 +365,14 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
         return np.where(known, found, len(cuts) + 1)
 
     return Grouping((column,), (*names, *[MISSING] * missing), codes)
+
+
+def _short_cut(below: float, cut: float) -> float:
+    """The number of fewest digits, from four, in (below, cut]: it parts the values as the cut."""
+    exact = Decimal(cut)
+    contexts = (Context(prec=digits, rounding=ROUND_FLOOR) for digits in range(4, 18))
+    floors = (float(context.create_decimal(exact)) for context in contexts)
+    return next((floor for floor in floors if below < floor <= cut), cut)
 
 
 def _joint(first: Grouping, second: Grouping, train: Rows, test: Rows) -> Grouping:

@@ -83,6 +83,11 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def format_in_full(value: float) -> str:
+    """A number with all of its digits, as a setting that somebody may use again."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def format_p_value(value: float) -> str:
     """A p-value to two significant digits, rounded up; 0 is one that no float holds."""
     if value < 1e-6:
@@ -155,6 +160,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "up": _or_dash(format_share_up),
     "int": _or_dash("{:,}".format),
     "num": format_number,
+    "full": format_in_full,
     "num2": lambda value: format_number(value, 2),
     "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
     "p": _or_dash(format_p_value),

@@ -91,7 +91,9 @@ def people(n: int, split: str, seed: int) -> pd.DataFrame:
     return frame.assign(hard=hard)
 
 
-def small_run(n: int = 240, steps: int = 30, seed: int = 0) -> tuple[NormLog, ExampleTable]:
+def small_run(
+    n: int = 240, steps: int = 30, seed: int = 0, **settings: float
+) -> tuple[NormLog, ExampleTable]:
     """A log with every step, and its examples."""
     train, test = people(n, "train", seed), people(n // 2, "test", seed + 1)
     rng = np.random.default_rng(seed)
@@ -104,9 +106,7 @@ def small_run(n: int = 240, steps: int = 30, seed: int = 0) -> tuple[NormLog, Ex
         norms,
         np.arange(steps),
         total_steps=steps,
-        noise_multiplier=1.1,
-        max_grad_norm=1.0,
-        sample_rate=0.1,
+        **{"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1} | settings,
     )
     return log, ExampleTable(pd.concat([train, test], ignore_index=True).drop(columns="hard"))
 

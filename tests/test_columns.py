@@ -79,6 +79,25 @@ def test_bins_are_ordered_and_nobody_is_lost(values, bins):
     assert np.all(np.bincount(codes, minlength=len(found)) > 0)
 
 
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=80), st.integers(2, 12))
+def test_bins_have_short_names_that_are_true(values, bins):
+    """The names are the cuts: every row is where its name says, and training rows as ever."""
+    found, codes, others = split(values, f"group:bins={bins}", test=values)
+    assert others == codes
+    cuts = [float(name.split("<")[-1].strip("> =")) for name in found[:-1]]
+    assert np.searchsorted(cuts, values, side="right").tolist() == codes
+    exact = np.unique(np.quantile(values, np.arange(1, bins) / bins, method="closest_observation"))
+    exact = exact[exact > min(values)]
+    assert np.searchsorted(exact, values, side="right").tolist() == codes
+
+
+def test_bins_are_named_by_few_digits():
+    values = np.random.default_rng(0).normal(50, 10, 4000)
+    found, *_ = split(values.tolist(), "group:bins=5")
+    assert max(map(len, found)) <= len("50.1234 to <52.1234")
+    assert split(list(range(300, 400)), "group:bins=2")[0] == ("< 349", ">= 349")
+
+
 def test_bins_hold_about_as_many():
     found, codes, others = split(list(range(100)), "group:bins=4", test=[-5, 1000, None])
     assert np.bincount(codes).min() >= 24

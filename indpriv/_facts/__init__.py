@@ -45,6 +45,7 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "delta": _formatting.format_delta,
     "epsilon": _formatting.format_epsilon,
+    "full": _formatting.format_in_full,
     "number": _formatting.format_number,
     "percent": lambda share: f"{100 * share:.2g} %",
     "share": _formatting.format_share,

@@ -143,10 +143,7 @@ class _Advice:
         norms, noise, worst_case, sample = (text("sentence.advice", case) for case in cases)
         return norms, self.unclipped or noise, *([worst_case] if at_worst else []), sample
 
-    @property
-    def assumptions(self: Any) -> tuple[str, ...]:
-        """What all figures assume, in sentences."""
-        return tuple(self.of_settings)
+    assumptions = of_settings  # what all figures assume
 
     def to_json(self: Any) -> dict[str, Any]:
         """The content of advice.json."""

@@ -46,15 +46,9 @@ def compare_tables(
     order = pd.Index(other_table.example_ids).get_indexer(pd.Index(table.example_ids))
     epsilons = table.epsilon, other_table.epsilon[order]
     shift, tests = epsilons[1] - epsilons[0], (examples.test, other_examples.test)
-    changes = pd.DataFrame(
-        {
-            "first": epsilons[0],
-            "second": epsilons[1],
-            "change": shift,
-            "better": epsilons[1] < epsilons[0] * (1 - SAME),
-            "worse": epsilons[1] > epsilons[0] * (1 + SAME),
-        }
-    )
+    changes = pd.DataFrame({"first": epsilons[0], "second": epsilons[1], "change": shift})
+    changes["better"] = changes["second"] < changes["first"] * (1 - SAME)
+    changes["worse"] = changes["second"] > changes["first"] * (1 + SAME)
     groups = []
     for column in by:
         ours = grouping_of(train, tests[0], column)
@@ -141,8 +135,7 @@ def stability_of(
     """
     ids = pd.Index(tables[0].example_ids)
     epsilons = [table.epsilon[pd.Index(table.example_ids).get_indexer(ids)] for table in tables]
-    pairs = list(itertools.combinations(epsilons, 2))
-    ranks = [spearman(first, second) for first, second in pairs]
+    ranks = [spearman(*pair) for pair in itertools.combinations(epsilons, 2)]
     known = [value for value in ranks if value is not None]
     spread = np.ptp(np.stack(epsilons), axis=0)
     return {
@@ -151,7 +144,7 @@ def stability_of(
         "mean_spearman": float(np.mean(known)) if known else None,
         "least_spearman": min(known, default=None),
         "median_range": float(np.median(spread)),
-        "p95_range": float(np.quantile(spread, 0.95)),
+        "p95_range": float(np.quantile(spread, 0.95, method="higher")),
         "groups": [_group_order(epsilons, train, column) for column in by],
     }
 

@@ -113,6 +113,7 @@ STATED_FLOOR = 1e-3  # nats; whether a loss is 1e-6 or 1e-9 says nothing of an e
 _LOSS_BINS = 28
 _EPSILON_BINS = 20
 _LINE = ("intercept", "slope", "intercept_interval", "slope_interval")
+_INTERVALS = ("pearson_interval", "spearman_interval")
 
 
 def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
@@ -148,8 +149,6 @@ def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
         n=len(loss),
         pearson_log_loss=found.get("pearson"),
         spearman=statistics.spearman(epsilon, loss),
-        pearson_interval=found.get("pearson_interval"),
-        spearman_interval=found.get("spearman_interval"),
         n_below_worst_case=int(below.sum()),
         pearson_below_worst_case=others.get("pearson"),
         pearson_below_interval=others.get("pearson_interval"),
@@ -160,7 +159,7 @@ def relate_to_loss(epsilons: EpsilonTable, train: Rows) -> LossRelation:
         left_out=len(every) - len(loss),
         undefined_reason=_why_undefined(epsilon, floored) if undefined else "",
         bins=None if undefined else _bins(epsilon, floored, top_of_range(epsilons)),
-        **{name: found.get(name) for name in _LINE},
+        **{name: found.get(name) for name in (*_INTERVALS, *_LINE)},
         pearson_with_floor=stated.get("pearson"),
         pearson_with_floor_interval=stated.get("pearson_interval"),
     )

@@ -153,18 +153,14 @@ def _clipped_shares(log: NormLog) -> FloatArray:
 def _sgd(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> SgdSettings | None:
     if recorder.get("optimizer") != "SGD" or recorder.get("loss_reduction") != "mean":
         return None
-    values = {
-        name: recorder.get(name, first_at(content, ("config", "training", name)))
+    learning_rate, momentum, decay = (
+        recorder.get(name, first_at(content, ("config", "training", name)))
         for name in ("learning_rate", "momentum", "weight_decay")
-    }
-    if not is_number(values["learning_rate"]) or not is_number(values["momentum"] or 0.0):
-        return None
-    decay = values["weight_decay"]
-    return SgdSettings(
-        float(values["learning_rate"]),
-        float(values["momentum"] or 0.0),
-        float(decay) if is_number(decay) else None,
     )
+    if not (is_number(learning_rate) and is_number(momentum := momentum or 0.0)):
+        return None
+    decay = float(decay) if is_number(decay) else None
+    return SgdSettings(float(learning_rate), float(momentum), decay)
 
 
 def _counted(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[str, int] | None:

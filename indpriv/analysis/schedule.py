@@ -155,10 +155,7 @@ def describe_drivers(
         median = quantiles_by_cell(norms["norm"].to_numpy(), weight, of_class, size, (0.5,))
         n = np.bincount(norms["cell"], weight, 2 * size).reshape(size, 2)
         medians.append([None if np.isnan(value) else value for value in median[:, 0].tolist()])
-        pairs = n.tolist()
-        shares.append(
-            [above / (below + above) if below + above else None for below, above in pairs]
-        )
+        shares.append([float(own[1] / own.sum()) if own.any() else None for own in n])
         overall.append(float(n[:, 1].sum() / n.sum()))
     lowest, highest, n_lowest, n_highest = _ends(epsilons)
 

@@ -172,16 +172,10 @@ def compose_runs(
         guarantee = guarantees.guarantee_of_run(run)
         statuses.append(guarantee.status)
         reasons += [f"{path}: {reason}" for reason in guarantee.reasons]
-        alone.append(
-            {
-                "path": str(path),
-                "sampling": own.account.sampling,
-                "steps": own.account.total_steps,
-                "n": len(own),
-                "worst_case_epsilon": own.worst_case_epsilon,
-                "median_epsilon": float(np.median(own.epsilon)),
-            }
-        )
+        of_run: dict[str, Any] = {"path": str(path), "sampling": own.account.sampling}
+        of_run |= {"steps": own.account.total_steps, "n": len(own)}
+        of_run |= {"worst_case_epsilon": own.worst_case_epsilon}
+        alone.append(of_run | {"median_epsilon": float(np.median(own.epsilon))})
     weakest = max(statuses, key=guarantees.STATUSES.index)
     return guarantees.Composition(
         table=table,

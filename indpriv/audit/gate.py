@@ -27,6 +27,7 @@ from indpriv._formatting import formatted, round_down, round_up
 from indpriv._reading import named
 from indpriv.accountant.method import Method
 from indpriv.analysis import distribution, summary
+from indpriv.analysis.groups import MIN_GROUP
 from indpriv.analysis.guarantee import guarantee_of_run
 from indpriv.analysis.recorded_run import with_units
 from indpriv.audit.audit_directory import EPSILON, SUMMARY, groups_of, read_summary
@@ -176,9 +177,8 @@ def _beside(value: float, limit: float, form: str, most: bool = True) -> tuple[s
     asked = f"{limit * scale:.15g}"
     digits = max(2, -int(Decimal(asked).as_tuple().exponent))
     found = (round_up if most else round_down)(value * scale, digits) + unit
-    found = (
-        formatted(value, form) if form == "delta" or (most and digits == 2 and not unit) else found
-    )
+    if form == "delta" or (most and digits == 2 and not unit):
+        found = formatted(value, form)
     return found, f"at {'most' if most else 'least'} {asked}{unit}"
 
 
@@ -186,8 +186,11 @@ def _groups(audit: summary.Audit, limit: float | None) -> Iterator[Condition]:
     if limit is None:
         return
     ratios = {table.by: table.ratio.value for table in audit.groups if table.ratio is not None}
-    if not ratios:
+    if not audit.groups:
         raise _facts.refused("refusal.audits", "no_groups")
+    if not ratios:
+        by = ", ".join(table.by for table in audit.groups)
+        raise _facts.refused("refusal.audits", "small_groups", by=by, least=MIN_GROUP)
     for by, ratio in ratios.items():
         name = f"mean epsilon of the worst-off over the best-off group by {by}"
         found, asked = _beside(limit if ratio is None else ratio, limit, "eps")

@@ -13,7 +13,7 @@ from indpriv._checks import check_positive_int
 from indpriv._facts import refused, text
 from indpriv._files import SUFFIXES, writer_of
 from indpriv._folders import make_folder
-from indpriv._formatting import Console, escape
+from indpriv._formatting import escape
 from indpriv._storage import location
 from indpriv.analysis.summary import Audit
 from indpriv.audit import audit as audit_run
@@ -161,12 +161,10 @@ def _show_audit(
     verbose: bool = False,
     since: Audit | None = None,
 ) -> None:
-    if as_json:
-        common.print_json(summary.to_json())
-        return
     page = str(output_dir / "report.html")
-    print_audit(summary, Console(), report=page, verbose=verbose, since=since)
-    if verbose:
+    shown: dict[str, Any] = {"report": page, "verbose": verbose, "since": since}
+    common.show_result(as_json, summary.to_json(), print_audit, summary, **shown)
+    if verbose and not as_json:
         common.say(f"\n{page}")
 
 

@@ -136,12 +136,12 @@ def checked_run_json(content: Any, where: Path | str = RUN_JSON) -> Mapping[str,
     return found
 
 
-def declared_account(content: Mapping[str, Any]) -> dict[str, Any]:
+def declared_account(content: Mapping[str, Any], where: Path | str = RUN_JSON) -> dict[str, Any]:
     """What run.json says of the account, by the arguments of `indpriv.account`; else InputError."""
     # Earlier versions took a tolerance, which no account needs now
     if wrong := sorted((content.get("account") or {}).keys() - {*ACCOUNT, "tolerance"}):
-        known = ", ".join(ACCOUNT)
-        raise _facts.refused("refusal.run_json", "account_key", key=wrong[0], known=known)
+        said = {"where": where, "key": wrong[0], "known": ", ".join(ACCOUNT)}
+        raise _facts.refused("refusal.run_json", "account_key", **said)
     every = {key: _files.first_at(content, ("account", key), *at) for key, at in ACCOUNT.items()}
     found = {key: value for key, value in every.items() if value not in (None, "")}
     return found | ({"delta": float(found["delta"])} if "delta" in found else {})
@@ -160,7 +160,7 @@ def check_declared(content: Any, where: Path | str = RUN_JSON) -> Mapping[str, A
     """As `checked_run_json`, before a run is written; InputError for what no audit would take."""
     found = checked_run_json(content, where)
     with named(where, broken=()):
-        for key, value in declared_account(found).items():
+        for key, value in declared_account(found, where).items():
             if key != "delta":
                 _checks.check_choice(key, value, ACCOUNT_WORDS[key])
             else:

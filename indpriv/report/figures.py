@@ -144,8 +144,7 @@ def epsilon_histogram(
         axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
         label = f"worst case {worst}: {share} of {plural}"
         _above(axes, worst_case_epsilon, label, WARN, "right")
-    middle = [individual.median] * 2
-    axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
+    axes.plot([individual.median] * 2, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
     close = individual.median > 0.4 * edges[-1]  # the labels would meet
     align = "right" if close else "left"
     _above(axes, individual.median, f"median {about['median']}", INK, align, int(close))

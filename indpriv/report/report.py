@@ -140,12 +140,16 @@ def _group_lines(values: Mapping[str, Any], most: int) -> list[str]:
     """Lines on at most so many groupings, that with the largest ratio first, and on the others."""
     compared, small = values["compared"], values["small"]
     lines = [line for ends in compared[:most] for line in _group_line(*ends)]
-    rest = [f"too few to compare: {formats.shorten(formats.listed(small, 2), 40)}"] if small else []
+    rest = []
     if len(compared) > most:
         rest.append(f"{formats.counted(len(compared) - most, 'more grouping')} in the report")
     if values["groups"] and not compared and not small:
         rest.append("no two groups are large enough to compare")
-    return [*lines, formats.shorten("; ".join(rest), _ROOM)] if rest else lines
+    if small:  # a number that is cut would be another number
+        few = *(formats.listed(small, n) for n in (2, 1)), formats.counted(len(small), "group")
+        ends = ["; ".join([f"too few to compare: {one}", *rest]) for one in few]
+        rest = [_fitting(ends) or formats.shorten(ends[-1], _ROOM)]
+    return [*lines, *rest]
 
 
 def _group_line(table: Any, best: Any, worst: Any) -> list[str]:
@@ -247,12 +251,11 @@ def values_of(audit: Audit, since: Audit | None = None) -> Mapping[str, Any]:
 def _checked(audit: Audit) -> dict[str, Any]:
     """Which checks passed, which were not made, and what is on trust."""
     checks, lines = audit.checks, audit.guarantee.lines
-    known = ("verified", "failed", _facts.ON_TRUST)
     hazards = [
         one.short
         for one in audit.hazards
         if one.kind == "assumption" and one.key not in {line.key for line in lines}
-        if one.status not in known
+        if one.status not in (_facts.VERIFIED, _facts.FAILED, _facts.ON_TRUST)
     ]
     passed = [one for one in checks if one.status == _facts.PASSED]
     trusted = [line.title.lower() for line in lines if line.status == _facts.ON_TRUST]

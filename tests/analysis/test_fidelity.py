@@ -62,6 +62,12 @@ def test_other_examples_or_other_questions_are_refused():
         compare_with_exact(epsilon_table([1.0]), epsilon_table([1.0], delta=1e-6), **PLAN)
 
 
+def test_the_95_percent_error_is_one_that_occurs():
+    """An interpolated one is below that of the example next to it."""
+    errors = np.append(np.zeros(18), [1.0, 2.0])
+    assert differences(1 + errors, np.ones(20))["p95_absolute"] == 2.0
+
+
 def test_differences_are_the_estimate_minus_the_reference():
     found = differences(np.array([1.1, 1.8, 3.4]), np.array([1.0, 2.0, 3.0]))
     assert (found["n"], found["signed_bias"]) == (3, pytest.approx(0.1))

@@ -149,6 +149,12 @@ def test_group_ratios(content):
     assert len(failed(content, max_group_ratio=max(ratios) * 0.999)) == 1
     content["groups"][0]["ratio"] |= {"value": None}
     assert len(failed(content, max_group_ratio=1e9)) == 1
+    for table in content["groups"]:
+        table["ratio"] = None
+    with pytest.raises(
+        InputError, match=r"group_ratio: by .*, no two groups have 10 training exam"
+    ):
+        judge(content, {"max_group_ratio": 2.0})
     content["groups"] = []
     with pytest.raises(InputError, match="compares no groups"):
         judge(content, {"max_group_ratio": 2.0})

@@ -30,7 +30,7 @@ def test_the_account_of_run_json_is_followed_unless_something_else_is_typed(arti
     ("account", "message"),
     [
         ({"acountant": "pld"}, "account has the key 'acountant', which is none of delta, "),
-        ({"unreadable": "worst_case"}, "account has the key 'unreadable'"),
+        ({"unreadable": "worst_case"}, "^run.json: account has the key 'unreadable'"),
         ({"accountant": "magic"}, "accountant='magic'"),
         ("pld", "account='pld'"),
     ],

@@ -101,9 +101,10 @@ def assert_figures(found, expected, where="", *, larger=0.0, orders=(0, 0), near
             more = 0.0 if key == "worst_case_epsilon" else larger
             more = max(more, ADVANTAGE) if key == "advantage" else more
             more = {"larger": more, "orders": orders, "near_zero": near_zero}
-            if key in ("p75", "p95", "p99") and value is not None:
+            if key in ("p75", "p95", "p99", "p95_absolute") and value is not None:
                 # They were interpolated, and are the next higher value that occurs.
-                largest = expected["max"] * (1 + max(larger, orders[0]))
+                end = "largest_absolute" if key == "p95_absolute" else "max"
+                largest = expected[end] * (1 + max(larger, orders[0]))
                 more["larger"] = max(larger, largest / max(value, NEARLY_ZERO) - 1)
             if key == "mean_rdp":
                 more |= {"orders": (AT_ANOTHER_ORDER, AT_ANOTHER_ORDER)}

@@ -15,11 +15,13 @@ WORST = 2.0
 CHECKS = sound_checks()
 
 
-def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared=None, **account):
+def write_small_audit(
+    folder, epsilon, *, checks=CHECKS, recorder=None, declared=None, settings=None, **account
+):
     """An audit of these epsilons in this folder, without the report; people are Male, Female, Male, ..."""
     folder.mkdir(mode=0o700)
     n = len(epsilon)
-    log, examples = small_run(n=n, steps=3)
+    log, examples = small_run(n=n, steps=3, **settings or {})
     train = examples.train.assign(sex=np.resize(["Male", "Female"], n))
     table = epsilon_table(epsilon, worst_case=WORST, **account)
     evidence = RecordedRun(

@@ -42,6 +42,17 @@ def test_it_states_the_guarantee_and_every_setting(tmp_path):
     assert "24" not in text.replace("1.24", "")
 
 
+def test_settings_have_all_their_digits_and_epsilons_are_rounded_up(tmp_path):
+    """Whoever accounts again from a card must not get a smaller epsilon than the run's."""
+    recorder = {"clip_excess": 1e-7, "clipping_norm_epsilon": 0.1004}
+    settings = {"noise_multiplier": 1.1234567891, "sample_rate": 1 / 33}
+    folder = write_small_audit(tmp_path / "a", epsilons(400), recorder=recorder, settings=settings)
+    text = card(folder)
+    assert "| 1.1234567891: the optimizer's over 1.0000001, since" in text
+    assert "| sample_rate | 0.030303030303030304 |" in text
+    assert "a private release of these data, of epsilon 0.11 for a row" in text
+
+
 def test_audits_that_differ_in_raw_values_give_the_same_bytes(tmp_path):
     first = write_small_audit(tmp_path / "a", epsilons(400, seed=0))
     second = write_small_audit(tmp_path / "b", np.linspace(0.01, 1.2, 350))

@@ -13,7 +13,7 @@ from indpriv._facts import templates
 from indpriv._formatting import format_epsilon
 from indpriv.analysis.summary import alarms_of
 from indpriv.report.formats import shorten
-from indpriv.report.report import _brief, print_audit
+from indpriv.report.report import _brief, _group_lines, print_audit
 
 PAGE = "reports/credit/report.html"
 LETTERS = st.characters(categories=("L", "N"), include_characters=" -_<>=/.()")
@@ -134,6 +134,17 @@ def test_the_reason_and_the_remedy_stand_in_it(audits, name, said):
     text = screen(audits[name])
     assert said.lower() in words(text).lower()
     assert len(text.splitlines()) <= 16
+
+
+def test_the_number_of_small_groups_is_never_cut():
+    days = [f"2024-02-{day:02d} (2)" for day in range(1, 30)]
+    for small, said in [
+        (days[:2], "2024-02-01 (2), 2024-02-02 (2)"),
+        (days * 70, "2024-02-01 (2) and 2,029 more"),
+        (["north by north-west of the islands (2)"] * 9, "9 groups"),
+    ]:
+        values = {"compared": [], "small": small, "groups": [None]}
+        assert _group_lines(values, 3) == [f"too few to compare: {said}"]
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,8 @@ def measure_attack(
     twice = int(pd.Series(scores.example_ids).dropna().duplicated().sum())
     if fair and twice:
         raise refused("refusal.scores", "coins_twice", n=twice)
-    joint = rates.bonferroni(
-        sum(len(index) >= 2 * lower_bound.LEAST_GUESSES for index in groups.values())
-    )
+    large = (len(index) >= 2 * lower_bound.LEAST_GUESSES for index in groups.values())
+    joint = rates.bonferroni(sum(large))
     every = [(None, np.arange(len(scores.scores))), *groups.items()]
     if fair and len(scores.member):
         _check_coins(scores.member, groups)
@@ -222,12 +221,8 @@ def _findings(
         tests += [float(test(*pair).pvalue) for pair in pairs]
     p_value = min(1.0, n_lengths * len(tests) * min(tests))
     ceiling = epsilon_of_length(settings, length, about["delta"])
-    proofs: dict[str, Bound] = {
-        proof: lower_bound.lower_bound(
-            scores, member, **about, rng=rng, ceiling=ceiling, proof=proof
-        )
-        for proof in lower_bound.PROOFS
-    }
+    bound = partial(lower_bound.lower_bound, scores, member, **about, rng=rng, ceiling=ceiling)
+    proofs: dict[str, Bound] = {proof: bound(proof=proof) for proof in lower_bound.PROOFS}
     more = _bounds(scores, member, settings, simulated, rng, ceiling, about["delta"])
     return CanaryFindings(
         length=length,

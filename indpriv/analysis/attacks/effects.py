@@ -68,10 +68,8 @@ def membership_effects(
     actual, null = _statistics(found, codes, mu), np.empty((redraws, int(codes.max()) + 3))
     for draw in range(redraws):
         coins = rng.random((len(values), len(rows) if units is None else int(units.max()) + 1))
-        inside = coins < signals.share
-        null[draw] = _statistics(
-            _effects(values, inside if units is None else inside[:, units]), codes, mu
-        )
+        inside = coins < signals.share if units is None else (coins < signals.share)[:, units]
+        null[draw] = _statistics(_effects(values, inside), codes, mu)
     largest = np.abs(null[:, 2:]).max(axis=1)
     each = []
     for code, z in enumerate(actual[2:]):
@@ -139,9 +137,8 @@ def _statistics(found: Effects, codes: IntArray, mu: FloatArray) -> FloatArray:
     total = max(float(weight.sum()), 1e-300)
     centred = mu - weight @ mu / total
     slope = (weight * centred) @ effect / max(float((weight * centred) @ centred), 1e-300)
-    z = np.bincount(codes, weight * effect) / np.sqrt(
-        np.maximum(np.bincount(codes, weight), 1e-300)
-    )
+    of_bins = np.maximum(np.bincount(codes, weight), 1e-300)
+    z = np.bincount(codes, weight * effect) / np.sqrt(of_bins)
     return np.concatenate([[weight @ effect / total, slope], z])
 
 

@@ -376,10 +376,8 @@ def attack_by_epsilon(
         row: dict[str, Any] = {"attack": scores.method, "target_fpr": target}
         row |= {"threshold": threshold, "above": low, "up_to": high}
         row |= {"n_members": own, "n_others": of_others}
-        least, most = (
-            clopper_pearson(hits, n, level).low,
-            clopper_pearson(false, n_others, level).high,
-        )
+        least = clopper_pearson(hits, n, level).low
+        most = clopper_pearson(false, n_others, level).high
         for prefix, epsilon in (("", high), ("worst_case_", members.worst_case_epsilon)):
             ratio, delta = np.exp(min(epsilon, _LARGEST_EXPONENT)), members.account.delta
             name = "above_worst_case" if prefix else "above_reference"
@@ -395,11 +393,8 @@ def attack_by_epsilon(
 def epsilon_edges(members: EpsilonTable, bins: int = _BINS) -> list[float]:
     """Edges of bins with about equal numbers of members; one bin for those at the worst case."""
     below = members.epsilon[~members.at_worst_case]
-    inner = (
-        np.quantile(below, np.linspace(0, 1, bins + 1)[1:], method="higher").tolist()
-        if len(below)
-        else []
-    )
+    shares = np.linspace(0, 1, bins + 1)[1:]
+    inner = np.quantile(below, shares, method="higher").tolist() if len(below) else []
     top = max(members.worst_case_epsilon, float(members.epsilon.max()))
     return sorted({0.0, *inner, top})
 
