@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},
     "recording": {"helpers", "artifacts", "attacks"},
     "leakage": {"helpers", "artifacts", "recording"},
-    "integrations": {"helpers", "artifacts", "accountant"},
+    "integrations": {"helpers", "artifacts", "accountant", "analysis"},
     "demo": {"helpers", "artifacts", "recording"},
     "cli": set(STAGES) - {"cli"},
 }

@@ -19,6 +19,7 @@ from indpriv._facts import refused
 from indpriv._files import write_json
 from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
+from indpriv.analysis.guarantee import usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import check_installed
 from indpriv.norm_log.norm_log import OpenedRun, open_run
@@ -202,6 +203,7 @@ def _account_so_far(recorder: Any, delta: float) -> list[tuple[EpsilonTable, Ope
     if not recorder.state_dict()["step"]:
         return []
     run = open_run(recorder.run_dir)
-    told: Any = declared_account(read_run_json(run.run_dir))  # as an audit does
+    told: Any = {"neighbouring": usual_relation(run.log, run.header["run"])}  # as an audit has it
+    told |= declared_account(read_run_json(run.run_dir))
     said = {key: told.get(key) for key in ("participation", "neighbouring")}
     return [(account(run.log, delta=delta, **said), run)] if run.total_steps else []

@@ -123,11 +123,22 @@ def test_the_terminal_shows_what_an_epsilon_must_never_be_without(tmp_path):
         "estimate",
         "sensitive",
         "delta 1e-5",
-        "add/remove one example",
+        "zero out the contribution of one example",
         "Poisson",
         "RDP accountant",
     ):
         assert word in lines[-1]
+
+
+def test_figures_while_training_have_the_relation_of_the_audit(tmp_path):
+    """Where updates tell the number of examples, add/remove would promise what does not hold."""
+    shown = io.StringIO()
+    trained(tmp_path / "run", lambda recorder, step: None)
+    recorder = types.SimpleNamespace(run_dir=tmp_path / "run", state_dict=lambda: {"step": 10})
+    print_epsilons(recorder, delta=1e-5, file=shown)
+    found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert found.account.neighbouring == "zero_out"
+    assert found.account.describe() in shown.getvalue()
 
 
 def test_other_kinds_of_trackers():

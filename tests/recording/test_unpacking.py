@@ -192,6 +192,7 @@ REFUSED = {
     "a loss that fails": ({"dataset": blobs(), "loss_fn": lambda o, t: 1 / 0}, "ZeroDivisionError"),
     "no tensor of losses": ({"dataset": blobs(), "loss_fn": lambda o, t: [1.0]}, "one loss per example"),
     "one number": ({"dataset": blobs(), "loss_fn": nn.CrossEntropyLoss()}, "one loss per example"),
+    "a loss that takes no dict": ({"dataset": Items(lambda i: {"user": INPUTS[i], "item": INPUTS[i]}), "model": Two}, "take e.g. targets['labels']"),
     "detached": ({"dataset": blobs(), "loss_fn": lambda o, t: PER_EXAMPLE(o, t).detach()}, "leave out detach()"),
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ from indpriv.recording.random_states import Still, kept_random_state, random_sta
 _COMPARED = 7  # examples; a length or a width is seldom a multiple of it, so that rows are found
 _OFTEN = 4  # of six replacements: by no chance order of random numbers
 _FIT = "it must take batches of any size; of outputs (n, 1) take outputs.squeeze(1), not .squeeze()"
+_OF_A_DICT = "targets are the whole batch where that is a dict: take e.g. targets['labels']"
 _PROBED = 4  # examples that stand for all others
 _ROUNDING = 1e-6  # relative, of outputs
 TINY = 1e-12  # norms below it count as 0
@@ -121,7 +122,8 @@ def _made(
     with kept_random_state(), torch.no_grad(), model.precision():
         try:
             outputs = batches.call(shadow, inputs)
-            failed, remedy = f"loss_fn fails on {batches.described((outputs, batch.targets))}", _FIT
+            failed = f"loss_fn fails on {batches.described((outputs, batch.targets))}"
+            remedy = _OF_A_DICT if isinstance(batch.targets, dict) else _FIT
             found = batches.fresh(model.loss_fn)(outputs, batch.targets)
             losses = batches.check_losses(found, batch.targets)
         except InputError:
