@@ -265,7 +265,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
     _folders.refuse_links(path)
     try:
         content = path.read_bytes()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise _facts.damaged("refusal.journal", "none", run_dir=run_dir, name=JOURNAL) from error
     *lines, _ = content.split(b"\n")  # the last one is torn, or empty
     entries: list[dict[str, Any]] = []

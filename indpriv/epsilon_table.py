@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from indpriv import _files, _folders, _plain
+from indpriv import _files, _folders, _plain, _storage
 from indpriv._columns import Rows, StoredColumn, as_rows, joined
 from indpriv._facts import damaged, refused, text
 from indpriv._formatting import format_delta, format_epsilon
@@ -304,7 +304,7 @@ class EpsilonTable:
         frame.attrs = self.attrs
         return frame
 
-    def to_parquet(self, path: Path, *, columns: pd.DataFrame | None = None) -> None:
+    def to_parquet(self, path: str | Path, *, columns: pd.DataFrame | None = None) -> None:
         """Write epsilon.parquet, readable by its owner only (0600).
 
         columns: further ones (loss, correct, metadata), one row per example in this table's order.
@@ -313,16 +313,17 @@ class EpsilonTable:
         if columns is not None:
             frame = pd.concat([frame, columns.reset_index(drop=True)], axis=1)
             frame.attrs = self.attrs
-        _files.write_private_parquet(frame, path)
+        _files.write_private_parquet(frame, Path(path))
 
     @classmethod
-    def open(cls, path: Path) -> "EpsilonTable":
+    def open(cls, path: str | Path) -> "EpsilonTable":
         """The table in a file or folder of parts; `table` and `tables` read it.
 
         Raises:
             InputError: no table of epsilons.
             EvidenceError: a part is missing or damaged.
         """
+        path = _storage.location(path)
         rows = joined(_tables_in(path)) if path.is_dir() else Rows.open(path, _KINDS)
         with named(path):
             if not len(rows):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from indpriv import _checks, _columns, _facts, _files, _reading
+from indpriv import _checks, _columns, _facts, _files, _reading, _storage
 from indpriv._types import IntArray, NDArray
 from indpriv.errors import InputError
 
@@ -207,18 +207,18 @@ class ExampleTable:
         grouped = grouped.astype({"unit_id": object, "example_id": object})
         return ExampleTable(pd.concat([grouped, test], ignore_index=True))
 
-    def to_parquet(self, path: Path) -> None:
+    def to_parquet(self, path: str | Path) -> None:
         """Write the table, readable by its owner only (0600)."""
         if not self.in_file:
-            _files.write_private_parquet(self.frame, path)
+            _files.write_private_parquet(self.frame, Path(path))
         else:
             every = chain(*map(_columns.frames_of, self._splits.values()))
-            _files.write_private_frames(every, path, self.rows("train").schema)
+            _files.write_private_frames(every, Path(path), self.rows("train").schema)
 
     @classmethod
-    def from_parquet(cls, path: Path) -> "ExampleTable":
+    def from_parquet(cls, path: str | Path) -> "ExampleTable":
         """Read a table that `to_parquet` wrote."""
-        with _reading.named(path):
+        with _reading.named(path := _storage.location(path)):
             return cls(_files.read_parquet(path, kinds=KINDS))
 
 

@@ -15,6 +15,16 @@ def frame(**columns):
     )
 
 
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series])
+def test_numbers_of_members_are_no_positions(kind):
+    """As positions of scores, 0 and 1 would choose the first two, again and again."""
+    found = AttackScores(kind([0.5, 1.0, 2.0]), kind([0, 1, 1]), "x", groups=kind(["a", "b", "b"]))
+    assert found.scores[found.member].tolist() == [1.0, 2.0]
+    assert found.groups.tolist() == ["a", "b", "b"]
+    with pytest.raises(InputError, match="member holds '2'"):
+        AttackScores(kind([0.5, 1.0]), kind([2, 1]), "x")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_from_outside(tmp_path, kind):
     path = tmp_path / f"scores.{kind}"

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv import EpsilonTable, EvidenceError, InputError
+from indpriv import EpsilonTable, EvidenceError, ExampleTable, InputError
 from indpriv import epsilon_table as tables
-from synthetic import epsilon_table
+from synthetic import epsilon_table, small_run
 
 
 @pytest.fixture(params=["file", "folder"])
@@ -93,6 +93,15 @@ def test_what_is_damaged_is_named(written):
     part.unlink()
     with pytest.raises(EvidenceError, match=r"lacks part-00002\.parquet of 5 parts"):
         EpsilonTable.open(path)
+
+
+def test_paths_may_be_texts(tmp_path):
+    path = str(tmp_path / "epsilon.parquet")
+    epsilon_table([1.0, 2.0]).to_parquet(path)
+    assert EpsilonTable.open(path).table().epsilon.tolist() == [1.0, 2.0]
+    examples = small_run(n=4)[1]
+    examples.to_parquet(path)
+    assert len(ExampleTable.from_parquet(path).train) == len(examples.train)
 
 
 def test_no_table_is_refused(tmp_path):

@@ -203,6 +203,7 @@ def audit(
         EvidenceError: a log that is damaged or contradicts itself.
     """
     path, output_dir = _storage.location(path), _storage.location_on_disk(output_dir, "an audit is")
+    by = [by] if isinstance(by, str) else by
     target = _storage.bucket_to_write(upload_to, bucket_is_private)
     if output_dir.resolve() == path.resolve():
         raise _facts.refused("refusal.audits", "in_the_run", folder=output_dir, name=EXAMPLES)

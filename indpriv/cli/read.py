@@ -215,11 +215,8 @@ def gate(
     as_json: bool,
 ) -> None:
     """Compare an audit with limits, for pipelines: exit code 1 with the reason if one fails."""
-    limits: dict[str, Any] = {
-        **{f"max_{key}": value for key, value in largest.items()},
-        **{f"min_{key}": value for key, value in smallest.items()},
-        **require,
-    }
+    limits: dict[str, Any] = {f"max_{key}": value for key, value in largest.items()}
+    limits |= {f"min_{key}": value for key, value in smallest.items()} | require
     if not any(value is not False for value in limits.values()) and signed_by is None:
         keys = (f"\n  {flag} {', '.join(keys_of('gate', one))}" for flag, one in _LIMITS.items())
         raise refused("refusal.commands", "no_limit", keys="".join(keys))

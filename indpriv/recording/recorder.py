@@ -714,6 +714,8 @@ def _policy(
     """The given policy; else that of the log; else the default one with the choices made."""
     made = {name: value for name, value in choices.items() if value is not None}
     if given is not None:
+        if not isinstance(given, RecordingPolicy):
+            raise InputError(f"policy={given!r} is no RecordingPolicy; pass one, or every=")
         for name, value in made.items():
             values = {"name": name, "value": value, "policy": given.describe()}
             raise refused("refusal.arguments", "policy", **values)

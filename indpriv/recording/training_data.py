@@ -185,7 +185,9 @@ class TrainingData:
         check_ids(self.ids, n)
         check_unit_ids(self.unit_ids, n, _checks.check_choice("unit", self.unit, UNITS))
         check_metadata(self.metadata, self.ids, "train")
-        if self.test_set is not None or self.test_metadata is not None:
+        if self.test_set is None and self.test_metadata is not None:
+            raise InputError("test_metadata is given without test_set; pass both")
+        if self.test_set is not None:
             test_ids = np.arange(length(self.test_set, "test_set"))
             check_metadata(self.test_metadata, test_ids, "test")
         check_storable(self.metadata, self.test_metadata)

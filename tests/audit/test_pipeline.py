@@ -112,6 +112,13 @@ def test_arguments_come_before_what_was_declared(run_dir, tmp_path):
 
 
 @quick
+def test_one_column_may_be_a_text(run_dir, tmp_path):
+    summary = audit(run_dir, tmp_path / "audit", delta=1e-5, by="sex")
+    assert [table.by for table in summary.groups] == ["sex"]
+    assert summary.command.count("--by") == 1
+
+
+@quick
 def test_the_command_reproduces_the_audit(run_dir, tmp_path, capsys):
     delta = 1 / 60_001
     summary = audit(run_dir, tmp_path / "audit", delta=delta, by=["sex"], unreadable="worst_case")

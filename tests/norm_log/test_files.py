@@ -271,6 +271,9 @@ def test_one_writer_at_a_time(run_dir):
 def test_a_directory_without_a_log_is_refused(tmp_path):
     with pytest.raises(EvidenceError, match=r"holds no journal\.jsonl; pass the run directory"):
         NormLog.open(tmp_path)
+    (tmp_path / "people.csv").write_text("a\n1\n")
+    with pytest.raises(EvidenceError, match=r"people\.csv holds no journal\.jsonl"):
+        NormLog.open(tmp_path / "people.csv")
 
 
 def test_a_file_readable_by_others_fails_verification(run_dir):

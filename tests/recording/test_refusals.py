@@ -161,6 +161,8 @@ def test_a_data_set_without_length_is_refused(tmp_path):
     [
         ({"every": 0}, "every=0"),
         ({"every": "week"}, "every='week'"),
+        ({"policy": "epoch"}, "policy='epoch' is no RecordingPolicy"),
+        ({"test_metadata": pd.DataFrame({"a": [1]})}, "test_metadata is given without test_set"),
         ({"reference_examples": 121}, "reference_examples=121 is more"),
         (
             {"metadata": pd.DataFrame({"a": range(3)})},
