@@ -562,3 +562,15 @@ except SystemExit:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert found.stdout.splitlines()[-1] == str(handler == "SIG_IGN")
+
+
+def test_a_pipe_that_closes_early_is_no_fault_that_a_check_found():
+    """The code 1 would say so in a script that stops where a part of a pipe fails."""
+    read, write = os.pipe()
+    os.close(read)
+    command = words_of("--version")
+    found = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(write)
+    assert (found.returncode, found.stderr) == (141, "")

@@ -1,7 +1,7 @@
 """The command line: one short command per arrow of the data flow. What it prints is sensitive.
 
 Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback),
-3 a verification left a line of evidence open, 130 interrupted.
+3 a verification left a line of evidence open, 130 interrupted, 141 the output was not read.
 
 The commands stand in commands.toml; what they do, in the modules that it names.
 """
@@ -49,8 +49,8 @@ def run(
     """
     try:
         commands(arguments, prog_name=name)
-    except SystemExit as end:
-        return int(end.code or 0)
+    except SystemExit as end:  # where nobody read to the end (head), typer gives 1, a fault's code
+        return 141 if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
     except InputError as error:
         errors().print(f"[bold red]error:[/] {escape(str(error)[:_LONGEST])}")
     except OSError as error:

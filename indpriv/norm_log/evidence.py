@@ -406,7 +406,8 @@ def lines_of(
             found = found if any(found) else ["nothing was seen of it"]
         elif unknown or missing:
             word, found = _facts.DECLARED, _by_detail(unknown)
-            found += [f"not compared: {CHECKS[key].title}" for key in missing]
+            titles = ", ".join(CHECKS[key].title for key in missing)
+            found += [f"not compared: {titles}"] * bool(missing)
         else:
             word, found = _facts.VERIFIED, _by_detail([c for c in mine if c.key in line.needs])
         lines.append(line.fact(word, "; ".join(filter(None, dict.fromkeys(found)))))

@@ -172,7 +172,7 @@ def test_a_stopped_audit_goes_on_or_begins_anew(artifacts, tmp_path, computed):
     with pytest.raises(KeyboardInterrupt):
         audit(run, output, delta=DELTA, progress=stop)
     computed.clear()
-    with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
+    with pytest.warns(PrivacyWarning, match=r"parts of another account, which was stopped.*\(5\)"):
         audit(run, output, delta=1e-6)
     assert sorted(computed[:-1]) == list(range(240))
     found = read_parquet(output / "epsilon.parquet")["epsilon"]
@@ -202,7 +202,7 @@ def test_parts_by_other_code_of_the_same_version_are_not_kept(
     changed.write_text("another way")
     monkeypatch.setattr(blocks._checks, "__file__", str(package / "_checks.py"))
     blocks.versions.cache_clear()
-    with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
+    with pytest.warns(PrivacyWarning, match=r"parts of another account, which was stopped.*\(5\)"):
         audit(run, output, delta=DELTA)
     blocks.versions.cache_clear()
     assert sorted(computed[:-1]) == list(range(240))

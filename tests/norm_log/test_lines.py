@@ -186,6 +186,12 @@ def test_the_sentence_holds_nothing_of_the_data():
     )
 
 
+def test_what_was_not_compared_is_listed_once():
+    for line in lines_of([CHECKS["seeds"].fact(NOT_CHECKED, "")], {})[:5]:
+        assert line.detail.startswith("not compared: ")
+        assert line.detail.count("not compared") == 1
+
+
 STORED = sorted(path for path in (Path(__file__).parents[1] / "baseline" / "runs").iterdir())
 
 

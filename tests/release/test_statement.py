@@ -162,3 +162,10 @@ def test_an_owner_reads_the_odds_of_their_own_account(audit_dir):
     own = 100 * true_positive_bound(table.epsilon[18], 1e-5, 0.01)
     shown = re.search(r"at most ([\d.]+) % rather", words_of(audit_dir, example="18"))
     assert own <= float(shown[1]) <= own + 0.1 < 50
+
+
+def test_a_person_of_several_rows_reads_of_records(audit_dir):
+    (owner,) = owners(audit_dir, example="17")
+    text = statement(replace(owner, n_rows=2), read_json(audit_dir / "audit.json")).lower()
+    assert "your own records and from when they were sampled" in " ".join(text.split())
+    assert not re.search(r"your\s+(own\s+)?record\b", text)

@@ -136,6 +136,11 @@ def test_the_reason_and_the_remedy_stand_in_it(audits, name, said):
     assert len(text.splitlines()) <= 16
 
 
+def test_a_delta_that_is_too_large_is_said_once(audits):
+    assert "Delta is not below 1/n" in " ".join(alarms_of(audits["delta"]))
+    assert screen(audits["delta"]).lower().count("1/n") == 1
+
+
 def test_the_number_of_small_groups_is_never_cut():
     days = [f"2024-02-{day:02d} (2)" for day in range(1, 30)]
     for small, said in [
