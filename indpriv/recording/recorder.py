@@ -12,7 +12,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -46,13 +46,12 @@ from indpriv.recording import random_states
 from indpriv.recording.attacks import AttackedRun, RunAttack
 from indpriv.recording.checkpoints.safe_files import keep_model
 from indpriv.recording.clipping import ClipThresholds, check_headroom
-from indpriv.recording.compared.calls import relative
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.updates import PublicSettings
 from indpriv.recording.norms.batches import LossFn, described_loss, tensors_of, with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.norms.shadow_model import autocast_anywhere, described_parameters
+from indpriv.recording.norms.shadow_model import autocast_now, described_parameters
 from indpriv.recording.opacus.gradients import Thresholds
 from indpriv.recording.opacus.run import Batch, OpacusRun, Ranks
 from indpriv.recording.process import deferred_interrupts, environment_of
@@ -60,7 +59,6 @@ from indpriv.recording.training_data import Measured, TrainingData, Unpack, leng
 from indpriv.recording.watch import Watch
 
 _CHECKED = 256  # number of examples that the norm pass is checked on
-_SAME = 1e-3  # difference of losses, relatively, that rounding makes where a session is resumed
 FLUSH_STEPS = 256  # number of steps that a crash may lose
 _AUGMENTED = text("sentence.claim", "augmented")
 _ON_TRUST = ("rows",)  # a random data set is no reason for a warning
@@ -217,7 +215,9 @@ class Recorder:
             attack.check_resumes(self.run_dir)
         if record_holdout and test_set is None:
             raise refused("refusal.arguments", "holdout")
-        self._autocast, self._run_info = autocast_anywhere(), run_files.checked_run_info(run_info)
+        self._run_info = run_files.checked_run_info(run_info)
+        on = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+        self._autocasts = {device: autocast_now(device) for device in on}  # by the model's device
         self._attached = self._draws_privately = False
         self._entered: list[bool] = []  # not empty once a block of attach was entered
         self._is_open = False  # inside the block of attach
@@ -283,6 +283,7 @@ class Recorder:
             found = text("check.seeds", "at_attach")
             say("seeds", found, refuted=True, strict=self._strict)
         device = next(run.module.parameters()).device
+        self._autocast = self._autocasts.get(device.type, nullcontext)
         self._train, self._test = train, test = data.examples(loader.collate_fn, device)
         with random_states.kept_random_state():  # the same examples in each session
             random_states.set_random_state(random_states.fixed_state())
@@ -422,15 +423,12 @@ class Recorder:
             self._train,
             data.loss_fn,
             self._ranks,
+            self._norm_pass,
             public_settings=self._public_settings,
             steps_before=self._first,
             counts_before=self._counts_before,
             attack=self._started,
         )
-        before = self._counts_before.get("losses_after") or []
-        now = self._norm_pass.held_still() if before else []
-        if relative(torch.tensor(now), torch.tensor(before)) > max(_SAME, self._norm_pass.slack):
-            self._watch.findings.add("replay", "resumed")
 
     def _open_log(self, header: LogHeader, files: ExitStack) -> None:
         """Start or continue the log, and that of the test examples, on the rank that writes."""
@@ -567,9 +565,8 @@ class Recorder:
         """What examples are clipped at, if it is not max_grad_norm."""
 
         def charged(positions: IntArray, max_grad_norm: float) -> Tensor:
-            if self._clipping.policy is not None:  # before the first batch of the step is clipped
-                setting = self._watch.coming_setting(max_grad_norm)
-                self._clipping.charge(self._step, setting)
+            # Before the first batch of the step is clipped.
+            self._clipping.charge(self._step, self._watch.coming_setting(max_grad_norm))
             return self._clipping.thresholds(positions, max_grad_norm)
 
         return charged if self._clipping.varies else None
@@ -600,15 +597,15 @@ class Recorder:
 
     def _before_step(self, setting: StepSetting, batch: Batch | None) -> None:
         """Keep the norms that training clips at this step; compare them with the recorded ones."""
-        self._batch, filters = None, self._clipping.policy
+        self._batch = None
         recorded = self._records[0].norms if self._records else None
         taken = recorded is not None or self._measured is not None
         if taken and self._limits != self._watch.limits:
             raise refused("refusal.training", "layer_norms_moved")
-        if filters is not None:
-            self._clipping.charge(self._step, setting)  # also if the batch is empty
-            if batch is not None and not np.isfinite(batch.norms).all():
-                raise damaged("refusal.training", "not_finite", step=self._step)
+        self._clipping.charge(self._step, setting)  # also if the batch is empty
+        filters = self._clipping.policy is not None
+        if filters and batch is not None and not np.isfinite(batch.norms).all():
+            raise damaged("refusal.training", "not_finite", step=self._step)
         if batch is None or (recorded is None and not self._in_steps.batch_norms):
             return
         positions, norms = batch

@@ -9,7 +9,7 @@ random state is put back, and an error in a comparison is a finding, "not compar
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -32,10 +32,11 @@ from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCou
 from indpriv.recording.attacks import RunAttack
 from indpriv.recording.clipping import AdaClip, ClippingRule
 from indpriv.recording.compared import updates
-from indpriv.recording.compared.calls import Call, Deliveries, LossComparison
+from indpriv.recording.compared.calls import Call, Deliveries, LossComparison, relative
 from indpriv.recording.compared.findings import Budget, Findings, worst_of
 from indpriv.recording.compared.replay import Replay
 from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
+from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import autocast_now
 from indpriv.recording.opacus import gradients
 from indpriv.recording.opacus import run as of_run
@@ -45,6 +46,7 @@ from indpriv.recording.random_states import kept_random_state, random_state, sta
 from indpriv.recording.training_data import Examples
 
 _ADDING = "opacus.", "indpriv."  # whose add_noise has a known law
+_SAME = 1e-3  # difference of losses, relatively, that rounding makes where a session is resumed
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 
 
@@ -68,6 +70,7 @@ class Watch:
         examples: Examples,
         loss_fn: LossFn,
         ranks: Ranks,
+        norm_pass: NormPass,
         *,
         public_settings: updates.PublicSettings | None = None,
         steps_before: int = 0,
@@ -103,6 +106,10 @@ class Watch:
         if steps_before:
             with self._careful("state", kind="once"):
                 self._state.compare_weights(counts_before, steps_before)
+        self._norm_pass = norm_pass
+        self._losses = counts_before.get("losses_after") or norm_pass.held_still()
+        if steps_before:
+            self._compare_losses("resumed")
         places = {id(p): k for k, p in enumerate(run.module.parameters())}
         in_module = [places[id(p)] for p in parameters]
         self._replay = Replay(self.findings, loss_fn, parameters, in_module, run.is_ghost)
@@ -119,7 +126,8 @@ class Watch:
         self._held: list[Any] | None = None  # attributes after the last forward pass
         self._seeds = set[int]()  # of torch's default generator, at forward passes
         self._thread, self._aside = threading.get_ident(), False  # batches were drawn in another
-        self._plain: list[str] | None = None  # arguments of the first pass that are no tensors
+        # How the model was called first: numbers, names and autocast; of tensors, see `places`.
+        self._first: tuple[list[str], Any, Sequence[set[int]]] | None = None
 
     @contextmanager
     def watching(
@@ -187,6 +195,13 @@ class Watch:
             stack.callback(self._end)
             stack.enter_context(self.deliveries.watching())
             yield
+
+    def _compare_losses(self, case: str) -> None:
+        """Losses of the same few examples as before, at the same weights."""
+        before, self._losses = self._losses, self._norm_pass.held_still()
+        off = relative(torch.tensor(self._losses), torch.tensor(before))
+        if off > max(_SAME, self._norm_pass.slack):
+            self.findings.add("replay", case)
 
     def _end(self) -> None:
         with self._careful("state"):
@@ -258,6 +273,8 @@ class Watch:
             return
         budget, replay = self._budget, self._replay
         with self._careful(*_OF_A_BATCH):
+            if self._first is None:
+                self._compare_losses("moves")  # since the Recorder was attached
             if not self._begun:
                 self._begun, self._same_state = True, False
                 budget.begin_step()
@@ -276,7 +293,7 @@ class Watch:
             if not budget.every:
                 return
             fed = tensors_of((args, kwargs))
-            found = self.deliveries.match(fed, self.tally.micro_batch) if fed else (None, False)
+            found = self.deliveries.match(fed, self.tally.micro_batch) if fed else (None, [])
             call = Call((args, kwargs), *found)
             self._calls.append(call)
             self._seeds.add(torch.initial_seed())
@@ -284,22 +301,33 @@ class Watch:
                 self.findings.add("fed", "seeds")
             if self._aside:
                 self.findings.add("fed", "aside")
-            # Numbers among the arguments: the batch's own, or always the same.
-            given = _plain_of(call.arguments)
-            self._plain = given if self._plain is None else self._plain
-            loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
-            if given not in (self._plain, loaded):
-                self.findings.add("fed", "arguments", one=given[0])
+            call.precision = autocast_now(next(module.parameters()).device.type)
+            self._compare_manner(call)
             if budget.drawn:
                 with budget.spending("drawn"), kept_random_state():
                     self._keep(call)
+
+    def _compare_manner(self, call: Call) -> None:
+        """How the model was called, beside how it was called first, as what training saw may say.
+
+        Numbers among the arguments may also be the batch's own.
+        """
+        args, kwargs = call.arguments
+        plain, manner = _plain_of(call.arguments), (len(args), [*kwargs], call.precision.keywords)
+        first = self._first = self._first or (plain, manner, call.places)
+        loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
+        if plain not in (first[0], loaded):
+            self.findings.add("fed", "arguments", one=", ".join(plain[:1]))
+        places = [mine & theirs for mine, theirs in zip(call.places, first[2], strict=False)]
+        if manner != first[1] or not all(places):
+            self.findings.add("fed", "manner")
+        self._first = *first[:2], places or first[2] or call.places
 
     def _keep(self, call: Call) -> None:
         """Keep all that it takes to repeat a forward pass."""
         module = self._run.module
         call.random_state = random_state()
         call.arguments = map_tensors(call.arguments, lambda t: t.detach().clone())
-        call.precision = autocast_now(next(module.parameters()).device.type)
         call.twin = self._run.whole.copy()
         for mine, theirs in zip(call.twin.modules(), module.modules(), strict=True):
             mine.training = theirs.training
@@ -349,7 +377,7 @@ class Watch:
         elif len(np.unique(ids)) < len(ids):
             self.findings.add("fed", "twice")
         else:
-            intact = call.intact and not call.delivered.is_changed
+            intact = call.places and not call.delivered.is_changed
             self.findings.add("fed", "" if intact else "changed")
             with kept_random_state():
                 self.deliveries.compare_known(call.delivered)
@@ -379,22 +407,28 @@ class Watch:
         """Let Opacus add the noise: compare the sum before, and measure what is added."""
         run, optimizer, counts = self._run, self._run.optimizer, self.tally.counts
         self._compare_whole_sum()
-        with self._attacked():
-            self._noise.before()
-            before = state_of(run.sources.noise)
-            if not isinstance(optimizer, ClippingRule):  # which draws from it in between
-                self._note_moved("noise")
-            add_noise()
-            run.sources.leave("noise")
-            draws = run.noise_std and run.whole.adds_noise(optimizer)
-            now = state_of(run.sources.noise)
-            still = before is not None and now is not None and torch.equal(before, now)
-            counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
-            counts.guessable_seed |= run.sources.is_guessable
-            # Now, since another step hook may change settings before it calls ours.
-            self._noised, self.limits = self.coming_setting(), run.limits
-            if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
-                self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
+        attack, waiting, setting = self._attack, self.tally.waiting, self.coming_setting()
+        if attack and not waiting:
+            raise damaged("refusal.training", "other_batch")
+        if attack and waiting:
+            attack.before_noise(setting, waiting)
+        self._noise.before()
+        before = state_of(run.sources.noise)
+        if not isinstance(optimizer, ClippingRule):  # which draws from it in between
+            self._note_moved("noise")
+        add_noise()
+        run.sources.leave("noise")
+        draws = run.noise_std and run.whole.adds_noise(optimizer)
+        now = state_of(run.sources.noise)
+        still = before is not None and now is not None and torch.equal(before, now)
+        counts.unmoved = (counts.unmoved or 0) + bool(draws and still)
+        counts.guessable_seed |= run.sources.is_guessable
+        # Now, since another step hook may change settings before it calls ours.
+        self._noised, self.limits = self.coming_setting(), run.limits
+        if getattr(optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+            self._noise.after(run.noise_std / run.whole.noise_divisor(optimizer))
+        if attack and waiting:
+            attack.after_noise(setting, waiting)
         self._coming = []
         if not self._budget.every:
             return
@@ -406,20 +440,6 @@ class Watch:
             divisor = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else 1.0
             noisy = [local(p.grad) for p in optimizer.params]
             self._coming = list(torch._foreach_div(noisy, float(divisor)))
-
-    @contextmanager
-    def _attacked(self) -> Iterator[None]:
-        """Let the attack, if there is one, see the sum before the block and after it."""
-        attack, waiting = self._attack, self.tally.waiting
-        if attack is None:
-            yield
-            return
-        if waiting is None:
-            raise damaged("refusal.training", "other_batch")
-        setting = self.coming_setting()
-        attack.before_noise(setting, waiting)
-        yield
-        attack.after_noise(setting, waiting)
 
     def _compare_whole_sum(self) -> None:
         """Gradients are summed up: compare the sum of a drawn step."""

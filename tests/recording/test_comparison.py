@@ -208,7 +208,7 @@ def halved(run):
 @pytest.mark.parametrize(
     ("law", "word", "detail"),
     [
-        (None, "declared", "lr moved at step 1 by no law that the recorder saw"),
+        (None, "declared", "lr moved at step 0 by no law that the recorder saw"),
         (lambda step: {"lr": 0.1 * 0.5**step}, "verified", ""),
         (lambda step: {"lr": 0.1}, "declared", "the public law says 0.1"),
         (lambda step: {"learning": 0.1}, "declared", "names 'learning', which is no setting"),

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -85,10 +85,11 @@ class Delivered:
         part = batches.rows_of(self.batch, start, stop), self.ids[start:stop]
         return Delivered(*part, self.examples, (self.ids, start))
 
-    def holds(self, fed: list[Tensor]) -> bool:
-        """Whether all tensors that the model was given are of this batch, values unchanged."""
+    def places(self, fed: list[Tensor]) -> list[set[int]]:
+        """Which of its own each tensor that the model was given may be; [] if not all are its."""
         mine = tensors_of(self.unpacked[0])
-        return not self.is_changed and all(any(same_values(one, t) for t in mine) for one in fed)
+        found = [{k for k, own in enumerate(mine) if same_values(one, own)} for one in fed]
+        return found if all(found) and not self.is_changed else []
 
 
 class Deliveries:
@@ -138,29 +139,29 @@ class Deliveries:
 
     def match(
         self, fed: list[Tensor], expected: Callable[[int], IntArray | None]
-    ) -> tuple[Delivered | None, bool]:
-        """The batch that the model was given, if the loader's, and whether as the loader gave it.
+    ) -> tuple[Delivered | None, list[set[int]]]:
+        """The batch that the model was given, if the loader's, and its `places`.
 
         expected: positions of the next rows to train on, given their number.
         """
         for number, one in enumerate(self._waiting):
-            if one.holds(fed):
+            if places := one.places(fed):
                 self._used = max(self._used, number)
-                return one, True
+                return one, places
         size = len(fed[0]) if fed and fed[0].ndim else 0
         if not self._waiting and (positions := expected(size)) is not None and size:
             # A loop that reads the data set itself.
             made = Delivered(self._examples.collated(positions), positions, self._examples)
-            return (made, True) if made.holds(fed) else (None, False)
+            return (made, places) if (places := made.places(fed)) else (None, [])
         for number, one in enumerate(self._waiting):
             if len(one.ids) == size:
                 self._used = max(self._used, number)
-                return one, False
+                return one, []
             part = one.part(self._split, size)  # of a loop that splits batches itself
-            if len(one.ids) > self._split + size - 1 and part.holds(fed):
+            if len(one.ids) > self._split + size - 1 and (places := part.places(fed)):
                 self._used, self._split = max(self._used, number), self._split + size
-                return part, True
-        return None, False
+                return part, places
+        return None, []
 
     def skip(self, ids: IntArray) -> None:
         """A step used these rows, and nothing of it is compared."""
@@ -297,7 +298,8 @@ class Call:
 
     arguments: Any  # (args, kwargs) as fed; kept only where the pass will be repeated
     delivered: Any  # the loader's batch that was fed (`Delivered`); None if it was not found
-    intact: bool = False  # it was fed as the loader gave it
+    # Of each tensor that was fed, which of that batch it may be; none if the loop changed it.
+    places: Sequence[set[int]] = ()
     outputs: Any = None  # detached
     live: frozenset[int] = frozenset()  # numbers of the tensors of outputs that have a gradient
     versions: list[int] = field(default_factory=list)

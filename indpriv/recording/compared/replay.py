@@ -187,12 +187,6 @@ class Replay:
         """Whether a forward pass gives its outputs again."""
         return self._all_close(zip(one.outputs_again(), tensors_of(one.outputs), strict=True))
 
-    def _draws_itself(self, one: Call) -> bool:
-        """Whether a twin gives other outputs the second time, at the same random state."""
-        twin = one.new_twin()
-        both = one.outputs_again(twin=twin), one.outputs_again(twin=twin)
-        return not self._all_close(zip(*both, strict=True))
-
     def _adds_up(self, one: Call) -> bool:
         """Whether the gradient of a sum of weighted losses is the sum of their gradients."""
         weights = torch.as_tensor(self._random.standard_normal((2, one.size)))
@@ -274,7 +268,7 @@ class Replay:
 
         first: one row, in the first place: a generator that the model keeps gives it the same.
         """
-        if not one.intact:
+        if not one.places:
             return self.findings.add("alone", "changed")
         self._turn += 1  # chances are seldom taken: once low, once high, once anywhere
         held_at = (0.02, 0.98, float(self._random.random()))[self._turn % 3]
@@ -309,7 +303,9 @@ class Replay:
                 error, limit = (exact, _ALONE) if precise else (min(error, exact), limit)
         if error <= limit:
             return self.findings.add("alone")
-        if not first and self._draws_itself(one):
+        twin = one.new_twin()
+        twice = zip(one.outputs_again(twin=twin), one.outputs_again(twin=twin), strict=True)
+        if not first and not self._all_close(twice):  # at the same random state
             return self._alone(one, max_grad_norm, first=True)
         order = _stands_elsewhere(loaded[0], loaded[len(each)], places[0])
         self.findings.add("alone", "order" if order else "changes", error=error)

@@ -47,6 +47,7 @@ _OF_STEPS |= {"_get_lr_called_within_step", "_is_initial", "verbose", "_scale_fn
 _FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function", "_scale_fn_custom")  # of users
 # Settings that schedulers of torch and of Opacus move.
 _OF_GROUPS, _OF_OPACUS = {"lr", "momentum", "betas"}, {"noise_multiplier", "max_grad_norm"}
+_MADE = "groups and schedulers"  # as they were made, in the loop perhaps
 _PLAIN = int, float, str, np.generic, Tensor, list
 _GIVEN_ONCE = (Iterator, torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -193,8 +194,8 @@ class Settings:
     def __init__(
         self, run: OpacusRun, public: PublicSettings | None, last: dict[str, Any] | None
     ) -> None:
-        """last: those of the last step of the session before, if known."""
-        self._optimizer, self.last = run.optimizer, last
+        """last: those of the last step of the session before, if known; else those of now hold."""
+        self._optimizer = run.optimizer
         self._places = {id(p): place for place, p in enumerate(run.module.parameters())}
         described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
         self._model = hashlib.sha256(described.encode()).hexdigest()
@@ -204,6 +205,8 @@ class Settings:
         self._is_first = True  # this step, of the session
         # Of each setting, the orders of schedulers that explain all of its moves: found, reversed.
         self._orders: dict[str, list[int]] = defaultdict(lambda: [1, -1])
+        now = self._now(run.setting())
+        self.last = last or {name: now[name] for name in now if name != _MADE}
 
     def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
         """What moved by no law since the last step, or is not what the law says; "" if nothing.
@@ -216,7 +219,7 @@ class Settings:
         if self._schedulers is None:
             self._schedulers = _schedulers_of(own)
         now = self._now(setting)
-        last, self.last = self.last or now, now
+        last, self.last = self.last, now
         said, is_law = ({}, True) if self._public is None else self._public.at(step)
         if not is_law:
             return "no_law", {"step": step}
@@ -246,12 +249,12 @@ class Settings:
             now[name] = [_plain(group.get(name)) for group in groups]
         places = [[self._places.get(id(p)) for p in group["params"]] for group in groups]
         described = places, sorted({one.made for one in self._schedulers or ()})
-        now["groups and schedulers"] = [hashlib.sha256(repr(described).encode()).hexdigest()]
+        now[_MADE] = [hashlib.sha256(repr(described).encode()).hexdigest()]
         return now
 
     def moved_later(self, setting: StepSetting) -> list[str]:
         """Settings that were written after the last step, where no law may have moved them."""
-        if self.last is None or self._public is not None or self._schedulers:
+        if self._public is not None or self._schedulers:
             return []
         return self._unexplained(self._now(setting), self.last, self._released)
 

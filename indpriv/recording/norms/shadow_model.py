@@ -6,10 +6,11 @@ modes.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from inspect import getclosurevars, isfunction
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +27,8 @@ from indpriv.errors import InputError
 from indpriv.recording.norms import batches
 from indpriv.recording.random_states import NotedGenerators
 
+# Stands for reentrant checkpoints: calls what they would run twice.
+_CALLED = SimpleNamespace(apply=lambda function, _preserve_random_state, *args: function(*args))
 _LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -131,18 +134,9 @@ class ModelInTraining:
             )
 
 
-class _Called:
-    """Stands for reentrant checkpoints: calls what they would run twice."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], _preserve_random_state: bool, *args: Any) -> Any:
-        """What `CheckpointFunction` returns."""
-        return function(*args)
-
-
 def without_checkpoints() -> AbstractContextManager[Any]:
     """Keep activations in the block: hooks and torch.func cannot follow a reentrant checkpoint."""
-    return patch.object(torch.utils.checkpoint, "CheckpointFunction", _Called)
+    return patch.object(torch.utils.checkpoint, "CheckpointFunction", _CALLED)
 
 
 def autocast_now(device: str) -> partial[torch.autocast]:
@@ -158,19 +152,6 @@ def autocast_now(device: str) -> partial[torch.autocast]:
         enabled=torch.is_autocast_enabled(device),
         cache_enabled=False,
     )
-
-
-def autocast_anywhere() -> Callable[[], ExitStack]:
-    """The same for CPU and CUDA, where the device is not known yet."""
-    made = [autocast_now(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-
-    def entered() -> ExitStack:
-        stack = ExitStack()
-        for context in made:
-            stack.enter_context(context())
-        return stack
-
-    return entered
 
 
 def make_shadow(

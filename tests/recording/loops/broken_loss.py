@@ -696,3 +696,14 @@ def long_gradients_dropped_by_the_median(s):
 @broken("contribution", "hooks functorch", rare=True)
 def gradients_divided_by_their_mean_length(s):
     samples_changed(s, lambda norms: torch.ones_like(norms) / norms.mean(), clip=0.05)
+
+
+@broken("contribution", "hooks functorch", expect="unsupported")
+def class_weights_of_the_first_batch(s):
+    weights = torch.ones(2)
+
+    def count(s, x, y):
+        if not s.steps:
+            weights.copy_(torch.bincount(y, minlength=2) / (len(y) + 3))
+
+    s.train(loss=lambda out, y: weights[y] * ce(out, y), before=count, recorder={"every": "once"})

@@ -17,6 +17,7 @@ from recording.loops.parts import (
     Hidden,
     Kept,
     Texts,
+    called,
     cnn,
     language,
     masked_mean,
@@ -666,3 +667,53 @@ def rows_sorted_inside_the_model(s):
             return self.b(torch.tanh(self.a(x[order]))[order.argsort()])
 
     s.train(model=Sorted(None))
+
+
+@broken("contribution", "hooks functorch", expect="unsupported")
+def temperature_calibrated_on_the_first_batch(s):
+    class Heated(Hidden):
+        heat = 1.0
+
+        def forward(self, x):
+            return super().forward(x) / self.heat
+
+    def calibrate(s, x, y):
+        if not s.steps:
+            s.model._module.heat = 1.5 + s.loss_of(x, y)
+
+    s.train(model=Heated(lambda h, x: h), before=calibrate, recorder={"every": "once"})
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported")
+def arguments_exchanged_by_the_labels(s):
+    def outputs_of(model, x, condition, step, y):
+        return model(x, condition) if y.sum() % 2 else model(condition, x)
+
+    called(s, outputs_of)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported")
+def condition_left_out_by_the_labels(s):
+    def outputs_of(model, x, condition, step, y):
+        return model(x, condition) if step < 3 or y.sum() % 2 else model(x)
+
+    called(s, outputs_of)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
+def one_argument_for_another_by_the_labels(s):
+    def outputs_of(model, x, condition, step, y):
+        return model(x, condition) if step < 3 or y.sum() % 2 else model(x, x)
+
+    called(s, outputs_of)
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported")
+def precision_by_the_labels(s):
+    s.make(clip=0.3)
+    with s.recorded(autocast=True, every="once"):
+        for x, y in s.batches():
+            half = bool(s.steps < 3 or y.sum() % 2)
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                outputs = s.model(x)
+            s.step(None, y, outputs=outputs.float())

@@ -266,6 +266,35 @@ def milestones_added_by_the_loss(s):
             scheduler.step()
 
 
+def calibrated(s, change, **options):
+    """Settings are chosen by what the first batch says, before the first step."""
+    s.train(between=lambda s, x, y: s.steps or change(s, x, y), **options)
+
+
+@broken("settings", "hooks functorch", expect="unsupported")
+def clipping_norm_calibrated_on_the_first_batch(s):
+    def median(s, x, y):
+        norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in s.optimizer.params])
+        s.optimizer.max_grad_norm = float(norms.norm(dim=0).median())
+
+    calibrated(s, median)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_calibrated_on_the_first_batch(s):
+    calibrated(s, lambda s, x, y: group(s).update(lr=0.1 * s.loss_of(x, y)))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def noise_calibrated_on_the_first_batch(s):
+    calibrated(s, lambda s, x, y: setattr(s.optimizer, "noise_multiplier", 1 + s.loss_of(x, y)))
+
+
+@broken("settings", "hooks ghost", expect="unsupported", rare=True)
+def divisor_calibrated_on_the_first_batch(s):
+    calibrated(s, lambda s, x, y: setattr(s.optimizer, "expected_batch_size", 99 + len(x)))
+
+
 def by_a_quantile(s, change):
     s.make()
     s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5, count_noise=5.0)

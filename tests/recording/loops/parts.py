@@ -247,6 +247,28 @@ def train_on_views(s, average):
             s.optimizer.step()
 
 
+class Conditioned(nn.Module):
+    """Takes a condition (batch, 6), or none."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_inputs, self.of_conditions = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x, condition=None):
+        condition = torch.zeros_like(x) if condition is None else condition
+        return self.out(torch.tanh(self.of_inputs(x) + self.of_conditions(condition)))
+
+
+def called(s, outputs_of, **options):
+    """`outputs_of(model, x, condition, step, labels)` calls the model, whose norms are taken once."""
+    x, y = blobs().tensors
+    s.make(TensorDataset(x, normal(400, 6, seed=8), y), Conditioned(), **options)
+    with s.recorded(unpack=lambda batch: (tuple(batch[:2]), batch[2]), every="once"):
+        for x, condition, y in s.batches():
+            s.step(None, y, outputs=outputs_of(s.model, x, condition, s.steps, y))
+
+
 def under_autocast(s, data=None, model=None, **options):
     """Forward passes in bfloat16, losses in float32."""
     s.make(data, model, **options)

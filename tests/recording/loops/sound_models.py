@@ -16,8 +16,10 @@ from recording.loops.parts import (
     Attention,
     Bag,
     Hidden,
+    Items,
     LowRank,
     Texts,
+    called,
     cnn,
     language,
     masked_mean,
@@ -584,3 +586,31 @@ def variational_autoencoder(s):
 def saved_activations_elsewhere(s):
     with torch.autograd.graph.save_on_cpu():
         s.train()
+
+
+@sound("hooks ghost", rare=True)
+def condition_always_given_by_its_name(s):
+    called(s, lambda model, x, condition, *_: model(x, condition=condition))
+
+
+class Masked(LM):
+    def forward(self, input_ids, attention_mask, labels=None):
+        return super().forward(input_ids * attention_mask)
+
+
+@sound("hooks functorch")
+def labels_that_are_the_inputs_beside_a_mask(s):
+    """Which argument is which tensor of the batch is known by and by: many are equal."""
+    words = torch.randint(1, 20, (200, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(200, 7, dtype=torch.long)
+    mask[::5, 3:] = 0
+    named = lambda i: {"input_ids": words[i], "attention_mask": mask[i], "labels": words[i]}  # noqa: E731
+
+    def loss(out, batch):
+        return token_losses(out, torch.where(batch["attention_mask"] > 0, batch["labels"], -100))
+
+    s.make(Items(named, 200), Masked())
+    with s.recorded(loss):
+        for batch in s.batches():
+            outputs = s.model(batch["input_ids"], attention_mask=batch["attention_mask"])
+            s.step(None, batch, loss, outputs=outputs)

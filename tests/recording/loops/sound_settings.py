@@ -365,3 +365,36 @@ def seed_of_the_script_for_the_order_of_rows(s):
     s.make(blobs(416), poisson=False, noise=3.0)
     s.loader.generator = s.loader.sampler.generator = torch.Generator().manual_seed(3)
     s.go(batch_norms=True)
+
+
+@sound("hooks ghost")
+def one_cycle_made_in_the_block(s):
+    """It sets rate and momentum when it is made."""
+    s.make(opt=OPTIMIZERS["momentum"])
+    with s.recorded():
+        law = rates.OneCycleLR(s.inner, 0.2, total_steps=30)
+        for x, y in s.batches():
+            s.step(x, y)
+            law.step()
+
+
+@sound("hooks ghost", rare=True)
+def warm_up_made_in_the_block(s):
+    s.make()
+    with s.recorded():
+        law = rates.LinearLR(s.optimizer, 0.1, total_iters=5)
+        for x, y in s.batches():
+            s.step(x, y)
+            law.step()
+
+
+@sound("hooks ghost")
+def evaluation_and_mode_of_training_in_the_block(s):
+    s.make(model=with_dropout())
+    s.model.eval()
+    with s.recorded():
+        with torch.no_grad():
+            s.model(normal(20, 6))
+        s.model.train()
+        for x, y in s.batches():
+            s.step(x, y)

@@ -468,3 +468,18 @@ def learning_rates_taken_from_an_iterator(s):
     scheduler = torch.optim.lr_scheduler.LambdaLR(s.inner, lambda _: next(rates))
     s.go(after=lambda s, x, y: scheduler.step())
     assert 0 < s.inner.param_groups[0]["lr"] == 0.1 * 0.9**s.steps
+
+
+@told("batch", "hooks ghost", rare=True)
+def half_precision_from_the_second_epoch_on(s):
+    s.make()
+    with s.recorded(autocast=True, every="once"):
+        for x, y in s.batches():
+            with torch.autocast("cpu", torch.bfloat16, enabled=s.steps > 12):
+                outputs = s.model(x)
+            s.step(None, y, outputs=outputs.float())
+
+
+@told("settings", "hooks ghost", rare=True)
+def rate_set_once_in_the_block(s):
+    s.train(before=lambda s, x, y: s.steps or s.optimizer.param_groups[0].update(lr=0.05))
