@@ -354,5 +354,5 @@ def test_a_data_frame_is_no_data_set(tmp_path):
 def test_a_file_in_the_place_of_the_run_is_named(below, tmp_path):
     file = tmp_path / "people.csv"
     file.touch()
-    with pytest.raises(InputError, match=r"people\.csv is a file, and a directory is needed"):
+    with pytest.raises(InputError, match=r"people\.csv is a file, where a directory is needed"):
         Recorder(file / below, dataset=blobs(), loss_fn=PER_EXAMPLE)
