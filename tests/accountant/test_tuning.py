@@ -55,6 +55,17 @@ def test_the_law_has_its_mean(shape, mean):
     assert float(weights @ k / weights.sum()) == pytest.approx(mean, rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [0.0, 1.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("mean", [1.0, 1 + 1e-7])
+def test_a_mean_of_hardly_more_than_one_run_costs_hardly_more(mean, shape):
+    """Found for each shape that is allowed: for large ones this was a ValueError of scipy."""
+    curve = ORDERS / 50
+    assert Tuning(mean, shape).rdp(ORDERS, curve) == pytest.approx(
+        curve + math.log(mean) / (ORDERS - 1) + (1 + shape) * np.min((1 - 1 / ORDERS) * curve),
+        rel=0.1,
+    )
+
+
 def test_bad_laws_are_refused():
     odd = (0.5, 1), (math.nan, 1), (2, -1), (2, math.nan), (math.inf, 1), (1e300, 1), (2, 1e300)
     odd += ("2", 1), (2, "1")  # texts were a TypeError
