@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.special import log_softmax
 
 from indpriv._facts import PASSED, Fact
+from indpriv._plain import records
 from indpriv.analysis import summary
 from indpriv.analysis.attacks import rates
 from indpriv.attack_signals import AttackSignals
@@ -238,3 +239,13 @@ def knowledge(
     fields: dict[str, Any] = {"truth": truth, "member": member, "example_ids": ids, "prior": prior}
     fields |= {"values": ("red", "green", "blue"), "likelihood": likelihood, "imputed": prior}
     return AttributeKnowledge(name, **(fields | changes))
+
+
+def parts(rates: Any, **of: str) -> dict[str, dict[str, Any]]:
+    """Part -> rate -> row, of those rows whose columns have these values; None for unknown."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in of.items():
+        rates = rates[rates[name] == value]
+    for row in records(rates):
+        found.setdefault(row.part, {})[row.rate] = row
+    return found

@@ -522,8 +522,8 @@ def test_canary_clients_that_send_nothing_prove_nothing(tmp_path):
             canaries.evidence.observe(seen, setting)
         found = measure_attack(canaries.evidence.scores("canaries"), delta=1e-5)
         alarms += found.bounds["steinke2023"].epsilon > 0
-        rate = found.overall["auc"]
-        disagreements += not rate.low <= 0.5 <= rate.high
+        ends = found.overall["auc_interval"]
+        disagreements += not ends.low <= 0.5 <= ends.high
     assert alarms <= 15 + 4 * 4
     assert disagreements <= 15 + 4 * 4
 

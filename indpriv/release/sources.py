@@ -175,17 +175,14 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     if (upper, vars(account)) != (guarantee["worst_case_epsilon"], summary["account"]):
         said = {"audit_dir": audit_dir, "epsilon": EPSILON, "summary": SUMMARY}
         raise refused("refusal.source", "different", **said)
-    cells = to_cells(table.epsilon, upper)
+    cells, own = to_cells(table.epsilon, upper), np.full(len(table), "", dtype=object)
     if request.by:
         frame = parts.to_frame()
         groups = grouping_of(frame, None, request.by, max_values=None)
         own = np.array(groups.names, dtype=object)[groups.codes(frame)]
-        # By name, which combinations can share; an empty group is counted like any other.
-        counts = {
-            name: np.bincount(cells[own == name], minlength=N_CELLS) for name in request.groups
-        }
-    else:
-        counts = {"": np.bincount(cells, minlength=N_CELLS)}
+    # By name, which combinations can share; an empty group is counted like any other.
+    names = request.groups or ("",)
+    counts = {name: np.bincount(cells[own == name], minlength=N_CELLS) for name in names}
     training = Budget.of(upper, account.delta)
     assumptions = paragraphs(
         "assumptions.txt.j2",

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from audits.training.datasets.topics import ALPHABET, encode, pieces_of
 from indpriv.analysis.attacks.canaries import measure_attack
-from indpriv.analysis.attacks.rates import interval, rates_on_updates
+from indpriv.analysis.attacks.rates import rates_on_updates
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks import extraction, language_scores
@@ -255,11 +255,11 @@ def measured(
 def of_attack(scores: AttackScores) -> dict[str, Any]:
     """Rates of one attack, and lower bounds on epsilon."""
     measures = measure_attack(scores, delta=DELTA)
-    auc, bounds = measures.overall["auc"], measures.bounds
-    ends = interval(auc)
+    found, bounds = measures.overall, measures.bounds
+    ends = found["auc_interval"]
     rates = rates_on_updates(scores).set_index("rate")["value"]
     return {
-        "auc": auc.value, "low": ends.low, "high": ends.high,
+        "auc": found["auc"], "low": ends.low, "high": ends.high,
         "tpr_at_fpr": {rate: float(rates[f"tpr_{rate}"]) for rate in RATES},
         "epsilon": bounds["steinke2023"].epsilon,
         "epsilon_fdp": bounds["mahloujifar2024"].epsilon,

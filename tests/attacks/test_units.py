@@ -5,7 +5,8 @@ import pytest
 
 from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.membership import UNIT_RULES, calibrated_unit_scores
-from indpriv.analysis.attacks.rates import parts, rates_of
+from indpriv.analysis.attacks.rates import rates_of
+from synthetic import parts
 
 SIZES = np.repeat([1, 2, 7, 20], 60)
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)

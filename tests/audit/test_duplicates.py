@@ -14,12 +14,11 @@ import indpriv
 from indpriv import ExampleTable, InputError, NormLog, account
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import format_epsilon
-from indpriv.analysis.attacks.rates import parts
 from indpriv.analysis.disclosures import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
 from indpriv.audit.gate import judge_audit
 from indpriv.release.publish import Request, owners, release, statement
-from synthetic import rows, small_run, write_run
+from synthetic import parts, rows, small_run, write_run
 
 from .conftest import DELTA
 

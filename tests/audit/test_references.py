@@ -13,7 +13,7 @@ from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv._formatting import capitalised
 from indpriv.analysis.attacks.membership import scored_attacks
-from indpriv.analysis.attacks.rates import ALL, parts
+from indpriv.analysis.attacks.rates import ALL
 from indpriv.analysis.recorded_run import RecordedRun, read_references
 from indpriv.analysis.summary import attacks_on
 from indpriv.attack_scores import RUNGS, AttackScores
@@ -30,7 +30,7 @@ from indpriv.audit.attacks import (
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from synthetic import signals_with_effect, write_run
+from synthetic import parts, signals_with_effect, write_run
 
 
 @pytest.fixture

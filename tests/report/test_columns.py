@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 import indpriv
 from indpriv._formatting import formatted
 from indpriv._plain import column, columns_of, form_of, from_json, shown, to_json
-from indpriv.analysis.attacks.rates import achieved, parts
+from indpriv.analysis.attacks.rates import achieved
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Tightness
 from indpriv.analysis.statistics import Interval
 from indpriv.analysis.summary import FIXED, RATES, column_at, keys
 from indpriv.audit.gate import LIMITS
 from indpriv.report.page import render_markdown
-from synthetic import epsilon_table
+from synthetic import epsilon_table, parts
 
 PACKAGE = Path(indpriv.__file__).parent
 OURS = [

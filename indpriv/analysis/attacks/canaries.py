@@ -46,14 +46,14 @@ class _AttackMeasures:
 
     @property
     def overall(self: Any) -> dict[str, Any]:
-        """Rows of all examples by rate."""
-        return rates.parts(self.rates, by="")[rates.ALL]
+        """What it achieves on all examples: see `rates.achieved`."""
+        return rates.achieved(self.rates, by="")[0]
 
     @property
     def looks_turned(self) -> bool:
         """Whether non-members score higher than members, by more than chance."""
-        ends = rates.interval(self.overall.get("auc"))
-        return ends is not None and ends.high < 0.5
+        ends = self.overall["auc_interval"]
+        return ends is not None and bool(ends.high < 0.5)
 
 
 AttackMeasures: Any = record("attack_measures", _AttackMeasures)

@@ -3,7 +3,7 @@
 Sensitive. indpriv/analysis/columns.toml describes the columns.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,20 +37,6 @@ _LEAST_MODELS = 2  # and each has a reference where one group is left out
 _Row = dict[str, Any]
 
 
-def _rows_of(rates: pd.DataFrame, of: Mapping[str, str]) -> Iterator[Any]:
-    for name, value in of.items():
-        rates = rates[rates[name] == value]
-    return records(rates)
-
-
-def parts(rates: pd.DataFrame, **of: str) -> dict[str, dict[str, Any]]:
-    """Part -> rate -> row, of those rows whose columns have these values; None for unknown."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in _rows_of(rates, of):
-        found.setdefault(row.part, {})[row.rate] = row
-    return found
-
-
 def interval(row: Any, prefix: str = "") -> statistics.Interval | None:
     """The interval of a row, by itself or ("joint_") with others; None where there is none."""
     low, high = (getattr(row, f"{prefix}{end}", None) for end in ("low", "high"))
@@ -63,7 +49,9 @@ def achieved(rates: pd.DataFrame, **of: str) -> list[dict[str, Any]]:
     A rate is three keys: "auc", "auc_interval" and "auc_joint", and "auc_n" is what it is of.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in _rows_of(rates, of):
+    for name, value in of.items():
+        rates = rates[rates[name] == value]
+    for row in records(rates):
         key = {name: getattr(row, name) for name in ("attack", "model", "by", "part")}
         one = found.setdefault(tuple(key.values()), key)
         one |= {row.rate: row.value, f"{row.rate}_n": row.n}

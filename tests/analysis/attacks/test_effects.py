@@ -8,14 +8,14 @@ from scipy import stats
 
 from indpriv.analysis.attacks.effects import membership_effects, vulnerable
 from indpriv.analysis.attacks.membership import unit_scores
-from indpriv.analysis.attacks.rates import ALL, parts, rates_over_models
+from indpriv.analysis.attacks.rates import ALL, rates_over_models
 from indpriv.analysis.guarantee import mu_of, true_positive_rate
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.references import calibrated, lira, rmia
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.report.page import render_markdown
-from synthetic import epsilon_table, signals_with_effect
+from synthetic import epsilon_table, parts, signals_with_effect
 
 N = 1200
 EPSILON = np.linspace(0.2, 2.5, N)

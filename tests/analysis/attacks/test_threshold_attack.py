@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from indpriv.analysis.attacks.rates import ALL, best_threshold, parts, threshold_attack
+from indpriv.analysis.attacks.rates import ALL, best_threshold, threshold_attack
 from indpriv.analysis.statistics import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from synthetic import parts
 
 
 def scores(members, nonmembers, groups=None):

@@ -57,7 +57,7 @@ def test_a_cap_on_rows_would_drop_canaries(tmp_path):
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", by=["canary"])
     canaries = summary.canaries
-    assert canaries.overall["auc"].n == 100
+    assert canaries.overall["auc_n"] == 100
     assert not summary.attack_by_epsilon.empty
     assert not summary.attacks["above_worst_case"].any()
     assert not summary.attack_by_epsilon["above_worst_case"].any()

@@ -77,7 +77,7 @@ def test_texts_are_inserted_by_coins_and_scored(tmp_path):
     # The same as the attack of language models on the final model.
     found = language_scores(model, [row["input_ids"] for row in secrets], canaries.member)
     np.testing.assert_allclose(found["text_loss"].scores, scores.scores, rtol=1e-5)
-    assert measure_attack(scores).overall["auc"].value > 0.5
+    assert measure_attack(scores).overall["auc"] > 0.5
 
 
 @pytest.mark.parametrize("seed", [None, 3])
