@@ -102,7 +102,7 @@ class PrivacyFilter:
         *,
         noise_multiplier: float,
         sample_rate: float,
-        units: IntArray | None = None,
+        units: ArrayLike | None = None,
     ) -> FloatArray:
         """(n,) divergence of one step, rounded up; InputError for settings out of range.
 
@@ -118,7 +118,8 @@ class PrivacyFilter:
             orders=[self.order],
         )
         if units is not None:
-            return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
+            owners = np.asarray(units).astype(np.intp, casting="safe")  # True and False are 1 and 0
+            return self._charges_of_units(norms, owners, noise_multiplier, sample_rate)[owners]
         return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
 
     def _charges_of_units(

@@ -429,6 +429,14 @@ def test_rows_of_a_unit_are_charged_what_they_are_worth_together(equal):
     assert charges[0] > by_row[units == 0].sum()  # which is why rows are not added up
 
 
+def test_numbers_of_units_may_be_true_and_false():
+    """They were taken for a mask, and rows were charged too little."""
+    step = {"noise_multiplier": 0.7, "sample_rate": 0.25}
+    for units in ([True, False, True], np.array([True, False, True])):
+        found = FILTER.charges([0.4, 0.9, 0.4], units=units, **step)
+        assert found.tolist() == FILTER.charges([0.4, 0.9, 0.4], units=[1, 0, 1], **step).tolist()
+
+
 def test_no_unit_of_several_rows_exceeds_the_cap(tmp_path):
     """Pairs, and the last forty rows alone."""
     units = np.concatenate([np.arange(80) // 2, np.arange(40, 80)])
