@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError, InputError
+from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.gradients import ClippingWatch, clip_excess
 from indpriv.recording.opacus.run import OpacusRun, Ranks
 from indpriv.recording.training_data import Examples
@@ -48,8 +49,8 @@ def watched(run, on_step, thresholds=None):
     """
     opacus_run = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
     examples = Examples(run.dataset, run.loader.collate_fn, torch.device("cpu"))
-    ranks = Ranks(run.optimizer)
-    watch = Watch(opacus_run, examples, PER_EXAMPLE, ranks)
+    norm_pass = NormPass(opacus_run.module, PER_EXAMPLE, *next(examples.batches(8)))
+    watch = Watch(opacus_run, examples, PER_EXAMPLE, Ranks(run.optimizer), norm_pass)
     stack = ExitStack()
     stack.enter_context(
         watch.watching(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)
