@@ -106,7 +106,7 @@ def warn_of(log: NormLog, method: Method, *, by_row: bool = True) -> None:
     """Warn with PrivacyWarning if delta is at least 1/n, or rows of unit "example" share units."""
     n_units = log.n_examples if log.unit_ids is None else len(pd.unique(log.unit_ids))
     n = log.n_examples if log.unit == "example" else n_units
-    if n_units < n and by_row:
+    if n_units < n and by_row and method.participation == "secret":
         _checks.warn_caller(text("sentence.warnings", "rows", log=log, n_units=n_units))
     if method.delta * n >= 1:
         said = {"delta": method.delta, "share": 1 / n, "log": log}

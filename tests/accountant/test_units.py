@@ -375,9 +375,6 @@ def test_rows_that_share_people_are_warned_about():
         table = account(log, delta=DELTA)
     assert said[0].filename == __file__  # not a line of contextlib, where it would be said once
     assert table.account.unit == "example"
-    for reads in (account, membership_risk):
-        with pytest.warns(PrivacyWarning, match="that of a person with several rows is larger"):
-            reads(log, delta=DELTA, participation="known")
 
 
 def test_what_cannot_take_several_rows_together_refuses_them():
