@@ -160,7 +160,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "up": _or_dash(format_share_up),
     "int": _or_dash("{:,}".format),
     "num": format_number,
-    "full": format_in_full,
+    "full": _or_dash(format_in_full),
     "num2": lambda value: format_number(value, 2),
     "points": _or_dash(lambda value: f"{100 * value:+.2f} %"),
     "p": _or_dash(format_p_value),

@@ -74,9 +74,8 @@ class AttackScores:
         given = {"scores": np.asarray(self.scores, np.float64), "member": np.asarray(self.member)}
         if given["member"].dtype != bool:  # numbers would choose other scores, as positions
             given["member"] = _memberships(pd.Series(given["member"]))
-        optional = {name: getattr(self, name) for name in _OPTIONAL.values()}
-        given |= {name: np.asarray(one) for name, one in optional.items() if one is not None}
-        vars(self).update(given)
+        given |= {k: np.asarray(v) for k in _OPTIONAL.values() if (v := vars(self)[k]) is not None}
+        vars(self).update(given, details={k: np.asarray(v) for k, v in self.details.items()})
         shape = self.scores.shape
         for name, values in self._columns().items():
             if values.shape != shape or values.ndim != 1:

@@ -46,7 +46,7 @@ from indpriv.recording.random_states import kept_random_state, random_state, sta
 from indpriv.recording.training_data import Examples
 
 _ADDING = "opacus.", "indpriv."  # whose add_noise has a known law
-_SAME = 1e-3  # difference of losses, relatively, that rounding makes where a session is resumed
+_SAME = 1e-3  # relative difference of losses at the same weights, by rounding
 _OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
 
 
@@ -273,9 +273,9 @@ class Watch:
             return
         budget, replay = self._budget, self._replay
         with self._careful(*_OF_A_BATCH):
-            if self._first is None:
-                self._compare_losses("moves")  # since the Recorder was attached
             if not self._begun:
+                if not self.tally.counts.steps:
+                    self._compare_losses("moves")  # since the Recorder was attached
                 self._begun, self._same_state = True, False
                 budget.begin_step()
                 if budget.every:
@@ -292,7 +292,7 @@ class Watch:
                 replay.counts_itself = bool(held) and held == (self._held or held)
             if not budget.every:
                 return
-            fed = tensors_of((args, kwargs))
+            fed = tensors_of((args, dict(sorted(kwargs.items()))))
             found = self.deliveries.match(fed, self.tally.micro_batch) if fed else (None, [])
             call = Call((args, kwargs), *found)
             self._calls.append(call)
@@ -313,11 +313,13 @@ class Watch:
         Numbers among the arguments may also be the batch's own.
         """
         args, kwargs = call.arguments
-        plain, manner = _plain_of(call.arguments), (len(args), [*kwargs], call.precision.keywords)
+        plain, named = _plain_of(call.arguments), [kwargs, *args, *kwargs.values()]
+        keys = [sorted(map(str, one)) for one in named if isinstance(one, Mapping)]
+        manner = len(args), keys, call.precision.keywords
         first = self._first = self._first or (plain, manner, call.places)
         loaded = [] if call.delivered is None else _plain_of(call.delivered.unpacked[0])
         if plain not in (first[0], loaded):
-            self.findings.add("fed", "arguments", one=", ".join(plain[:1]))
+            self.findings.add("fed", "arguments", one=(plain or first[0])[0])
         places = [mine & theirs for mine, theirs in zip(call.places, first[2], strict=False)]
         if manner != first[1] or not all(places):
             self.findings.add("fed", "manner")

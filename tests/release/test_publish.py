@@ -430,7 +430,7 @@ def test_norms_of_a_run_that_replaces_examples_are_private_where_one_is_added(tm
     content = release(run_dir, Request((0.5,), epsilon=0.1)).content
     assert content["neighbouring"] == "add_remove"
     assert "add/remove one example" in content["assumptions"][0]
-    assert "replaces another, which costs twice as much" in content["assumptions"][0]
+    assert "replaces another, which costs more: twice the epsilon" in content["assumptions"][0]
     plain = release(write_run(tmp_path / "plain", log, examples), MEDIAN).content
     assert "twice" not in plain["assumptions"][0]
 

@@ -199,14 +199,13 @@ class Settings:
         self._places = {id(p): place for place, p in enumerate(run.module.parameters())}
         described = re.sub(" at 0x[0-9a-f]+", "", repr(run.module))
         self._model = hashlib.sha256(described.encode()).hexdigest()
-        self._released: Any = None  # clipping norm that the optimizer's rule set itself
+        self._released = run.optimizer.max_grad_norm  # that the optimizer's rule set itself
         self._public = None if public is None else _Law(public)
         self._schedulers: list[_Scheduler] | None = None  # that were there at the first step
         self._is_first = True  # this step, of the session
         # Of each setting, the orders of schedulers that explain all of its moves: found, reversed.
         self._orders: dict[str, list[int]] = defaultdict(lambda: [1, -1])
-        now = self._now(run.setting())
-        self.last = last or {name: now[name] for name in now if name != _MADE}
+        self.last = last or {k: v for k, v in self._now(run.setting()).items() if k != _MADE}
 
     def case(self, step: int, setting: StepSetting) -> tuple[str, dict[str, Any]]:
         """What moved by no law since the last step, or is not what the law says; "" if nothing.
@@ -267,7 +266,7 @@ class Settings:
         changed = [one for one in changed if one not in said]
         if isinstance(self._optimizer, ClippingRule):
             lawful -= {"max_grad_norm"}
-            if released in (None, *now["max_grad_norm"]):  # the rule's own private release
+            if released in now["max_grad_norm"]:  # the rule's own private release
                 changed = [one for one in changed if one != "max_grad_norm"]
         if lawful.isdisjoint(changed):
             return changed

@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from recording.loops.harness import blobs, broken, ce, mlp
+from recording.loops.harness import blobs, broken, ce, mlp, normal
 from recording.loops.parts import (
     LM,
     Attention,
     Bag,
+    Conditioned,
     Hidden,
     Kept,
     Texts,
@@ -698,6 +699,22 @@ def condition_left_out_by_the_labels(s):
         return model(x, condition) if step < 3 or y.sum() % 2 else model(x)
 
     called(s, outputs_of)
+
+
+class OfEntries(Conditioned):
+    def forward(self, batch):
+        return super().forward(batch["x"], batch.get("condition"))
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported")
+def entry_left_out_by_the_labels(s):
+    x, y = blobs().tensors
+    inputs = lambda x, c: {"x": x, "condition": c}  # noqa: E731
+    s.make(TensorDataset(x, normal(400, 6, seed=8), y), OfEntries())
+    with s.recorded(unpack=lambda batch: (inputs(*batch[:2]), batch[2]), every="once"):
+        for x, condition, y in s.batches():
+            given = inputs(x, condition) if s.steps < 3 or y.sum() % 2 else {"x": x}
+            s.step(None, y, outputs=s.model(given))
 
 
 @broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)

@@ -311,6 +311,15 @@ def clipping_norm_by_the_loss_beside_a_rule(s):
     by_a_quantile(s, lambda rule, loss: setattr(rule, "max_grad_norm", 0.5 + loss))
 
 
+@broken("settings", "hooks", expect="unsupported")
+def clipping_norm_of_the_first_batch_beside_a_rule(s):
+    def begin(rule, loss):
+        if not s.steps:
+            rule.max_grad_norm = 0.5 + loss
+
+    by_a_quantile(s, begin)
+
+
 @broken("settings noise", "hooks", expect="unsupported", rare=True)
 def noise_of_the_count_by_the_loss(s):
     by_a_quantile(s, lambda rule, loss: setattr(rule, "count_noise", 2 + loss))

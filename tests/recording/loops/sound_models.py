@@ -588,6 +588,15 @@ def saved_activations_elsewhere(s):
         s.train()
 
 
+@sound("hooks ghost")
+def names_of_arguments_in_any_order(s):
+    def outputs_of(model, x, condition, step, y):
+        named = {"x": x, "condition": condition}
+        return model(**dict(sorted(named.items(), reverse=bool(step % 2))))
+
+    called(s, outputs_of)
+
+
 @sound("hooks ghost", rare=True)
 def condition_always_given_by_its_name(s):
     called(s, lambda model, x, condition, *_: model(x, condition=condition))
