@@ -368,7 +368,7 @@ def _binned(column: str, train: Rows, test: Rows, bins: int, by: str) -> Groupin
 
 
 def _short_cut(below: float, cut: float) -> float:
-    """The number of fewest digits, from four, in (below, cut]: it parts the values as the cut."""
+    """The number with the fewest digits, from four on, in (below, cut]: it parts values alike."""
     exact = Decimal(cut)
     contexts = (Context(prec=digits, rounding=ROUND_FLOOR) for digits in range(4, 18))
     floors = (float(context.create_decimal(exact)) for context in contexts)
